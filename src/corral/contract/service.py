@@ -1,0 +1,39 @@
+"""The only seam between whoever wants answers (API, router, library) and whoever makes them.
+
+An engine is a Service, and so is a worker at the other end of a socket, and a script in a test.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from corral.contract.messages import Event, GenerationRequest, ServiceStatistics
+
+Deliver = Callable[[Event], None]
+"""Takes one event. It is called from a thread of the service and must return at once: it puts the
+event into a queue, and neither blocks nor raises."""
+
+
+class Service(Protocol):
+    """Typed requests in, events out.
+
+    The events of a request are any number of TokenEvents, at most one ErrorEvent, and one
+    FinishEvent, which is always the last. Every method may be called from any thread.
+    """
+
+    def submit(self, request: GenerationRequest, deliver: Deliver) -> None:
+        """Queue a request and return; its events go to `deliver`.
+
+        Raises:
+            InvalidArgument: a field is out of range, or the id belongs to a live request.
+            ContextExceeded: the prompt is longer than the context.
+            Closed: the service is closed.
+        """
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request soon, with reason CANCELLED; an unknown or finished one is no error."""
+        ...
+
+    def statistics(self) -> ServiceStatistics:
+        """Return what the service holds now and has done since it started."""
+        ...
