@@ -1,0 +1,1 @@
+"""How many bytes, for how long, and who answers for them."""

@@ -1,0 +1,96 @@
+"""The ledger: who holds which bytes where, written down before the bytes exist.
+
+reserve ──▶ (allocate) ──▶ commit ──▶ release
+    └── refused: OutOfMemory, nothing was allocated
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from corral.errors import LedgerMismatch, OutOfMemory
+from corral.memory.lifetime import Lifetime
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Bytes of one owner with one lifetime on one device."""
+
+    owner: str
+    device: str
+    lifetime: Lifetime
+    planned_bytes: int
+    allocated_bytes: int
+
+
+class Ledger:
+    """Keeps the account of one process; it allocates nothing itself."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str, Lifetime], LedgerEntry] = {}
+
+    def reserve(
+        self, owner: str, device: str, footprint: Mapping[Lifetime, int], *, free_bytes: int | None
+    ) -> None:
+        """Write down what an owner will hold on a device, all of it or nothing.
+
+        `free_bytes` is what the device has now, beyond what is reserved but not yet allocated;
+        None admits anything.
+
+        Raises:
+            OutOfMemory: if the footprint exceeds what is free; it lists need by lifetime.
+        """
+        needed = sum(footprint.values())
+        pending = sum(
+            e.planned_bytes - e.allocated_bytes
+            for e in self._entries.values()
+            if e.device == device
+        )
+        if free_bytes is not None and needed > free_bytes - pending:
+            raise OutOfMemory(_refusal(owner, device, footprint, free_bytes - pending))
+        for lifetime, size in footprint.items():
+            key = (owner, device, lifetime)
+            self._entries[key] = LedgerEntry(owner, device, lifetime, size, 0)
+
+    def commit(self, owner: str, device: str, lifetime: Lifetime, allocated_bytes: int) -> None:
+        """Record that reserved bytes now exist.
+
+        Raises:
+            LedgerMismatch: if they are not the bytes that were reserved.
+        """
+        entry = self._entries.get((owner, device, lifetime))
+        planned = entry.planned_bytes if entry else 0
+        if planned != allocated_bytes:
+            raise LedgerMismatch(
+                f"{owner} allocated {allocated_bytes} bytes of {lifetime.value} on {device}, "
+                f"{planned} were planned"
+            )
+        key = (owner, device, lifetime)
+        self._entries[key] = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
+
+    def release(self, owner: str) -> None:
+        """Strike everything an owner holds or reserved."""
+        self._entries = {k: e for k, e in self._entries.items() if e.owner != owner}
+
+    def statistics(self) -> tuple[LedgerEntry, ...]:
+        """Return every entry, in the order in which they were reserved."""
+        return tuple(self._entries.values())
+
+
+def _refusal(owner: str, device: str, footprint: Mapping[Lifetime, int], free: int) -> str:
+    parts = ", ".join(
+        f"{lifetime.value} {format_bytes(size)}" for lifetime, size in footprint.items() if size
+    )
+    return (
+        f"{owner} needs {format_bytes(sum(footprint.values()))} on {device} ({parts}), "
+        f"{format_bytes(max(free, 0))} free: lower --context or --parallel, use --kv-type q8_0, "
+        "or close other programs"
+    )
+
+
+def format_bytes(size: int) -> str:
+    """Return a size in the unit a person would use."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

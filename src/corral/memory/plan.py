@@ -1,0 +1,126 @@
+"""Plans: a graph and where each of its bytes will lie. Pure data; nothing is allocated here.
+
+Graph ── plan_graph ──▶ Plan (scratch, staging, records of one shape class)
+Plans + weights + state ──▶ ModelPlan ──▶ footprint: bytes by lifetime, known before any exists
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from corral.memory.lifetime import Lifetime, liveness
+from corral.memory.planner import ScratchLayout, align, place
+from corral.memory.stored import WeightsLayout, place_weights
+from corral.memory.traits import DeviceTraits
+from corral.tensor.graph import Graph
+from corral.tensor.ops import Op
+from corral.tensor.tensor import Tensor
+
+COUNTS = "counts"
+"""Name of the staging slot with two I64: rows and outputs of this batch."""
+COUNTS_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StagingLayout:
+    """Where the host writes each input, by name."""
+
+    offsets: dict[str, int]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Where the state of each layer lies, by name."""
+
+    offsets: dict[str, int]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One graph with an offset for each of its values on one kind of device."""
+
+    graph: Graph
+    traits: DeviceTraits
+    scratch: ScratchLayout
+    owner: Mapping[Tensor, Tensor]
+    """Every scratch value to the value whose bytes it uses."""
+    staging: StagingLayout
+
+    @property
+    def records_bytes(self) -> int:
+        """Bytes of the record pool: one record a node."""
+        return len(self.graph) * self.traits.record_bytes
+
+    def scratch_offset(self, tensor: Tensor) -> int:
+        """Return where a scratch value lies in the arena."""
+        return self.scratch.offsets[self.owner[tensor]]
+
+
+def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
+    """Plan one graph for one kind of device."""
+    lives = liveness(graph)
+    scratch = place(lives.intervals, traits.alignment)
+    return Plan(graph, traits, scratch, lives.owner, _place_staging(graph, traits))
+
+
+def _place_staging(graph: Graph, traits: DeviceTraits) -> StagingLayout:
+    offsets = {COUNTS: 0}
+    offset = align(COUNTS_BYTES, traits.alignment)
+    for tensor in graph.leaves(Op.INPUT):
+        offsets[tensor.name] = offset
+        offset += align(tensor.size_bytes, traits.alignment)
+    return StagingLayout(offsets, offset)
+
+
+def place_state(states: Iterable[Tensor], traits: DeviceTraits) -> StateLayout:
+    """Give the state of each layer its place in one buffer."""
+    offsets: dict[str, int] = {}
+    offset = 0
+    for tensor in states:
+        if tensor.name not in offsets:
+            offsets[tensor.name] = offset
+            offset += align(tensor.size_bytes, traits.alignment)
+    return StateLayout(offsets, offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelPlan:
+    """Everything one model holds on one device."""
+
+    plans: tuple[Plan, ...]
+    weights: WeightsLayout
+    state: StateLayout
+    loading_bytes: int
+    """Staging through which weights pass; given back when loading is done."""
+
+    @property
+    def traits(self) -> DeviceTraits:
+        """The traits of the device planned for."""
+        return self.plans[0].traits
+
+    def footprint(self) -> dict[Lifetime, int]:
+        """Return the bytes the model holds once loaded, by lifetime, each allocation rounded up.
+
+        All plans share one scratch arena and one staging buffer, so the largest counts.
+        """
+        sizes = {
+            Lifetime.WEIGHTS: self.weights.size_bytes,
+            Lifetime.STATE: self.state.size_bytes,
+            Lifetime.SCRATCH: max(plan.scratch.size_bytes for plan in self.plans),
+            Lifetime.STAGING: max(plan.staging.size_bytes for plan in self.plans),
+            Lifetime.RECORDS: sum(plan.records_bytes for plan in self.plans),
+        }
+        rounded = {life: align(size, self.traits.granularity) for life, size in sizes.items()}
+        return rounded | {Lifetime.CONTEXT: self.traits.context_bytes}
+
+
+def plan_model(graphs: Sequence[Graph], traits: DeviceTraits, *, loading_bytes: int) -> ModelPlan:
+    """Plan the graphs of one model, which share weights and state, for one kind of device."""
+    stored = [t for g in graphs for op in (Op.WEIGHT, Op.CONSTANT) for t in g.leaves(op)]
+    return ModelPlan(
+        tuple(plan_graph(graph, traits) for graph in graphs),
+        place_weights(stored, traits),
+        place_state((t for graph in graphs for t in graph.leaves(Op.STATE)), traits),
+        align(loading_bytes, traits.granularity),
+    )

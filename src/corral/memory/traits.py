@@ -1,0 +1,28 @@
+"""What the planner must know of a device, as plain data.
+
+A device is described here and not asked, so that a model can be planned for a machine that is not
+present, and by a process that may not touch a driver.
+"""
+
+from dataclasses import dataclass
+
+from corral.tensor.ops import Op
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTraits:
+    """The facts of one kind of device that decide where bytes go."""
+
+    kind: str
+    alignment: int
+    """Bytes each value inside a buffer is aligned to; a power of two."""
+    granularity: int
+    """Bytes the driver rounds an allocation up to; a power of two."""
+    interleave: int
+    """Rows of packed weights side by side; 0 keeps weights as plain F32."""
+    fused: frozenset[Op]
+    """Operations that rewrites may make for it."""
+    record_bytes: int
+    """Bytes of one record, the space of one graph node in the record pool."""
+    context_bytes: int = 0
+    """Bytes its driver takes for a process that uses it."""
