@@ -1,0 +1,1 @@
+"""Where graphs run: a device owns memory, a backend executes on it."""

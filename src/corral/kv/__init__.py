@@ -1,1 +1,1 @@
-"""The KV cache in integers: bytes of a block, block ids, tables. It knows no array and no device."""
+"""The KV cache in integers: block sizes, ids and tables. It knows no array and no device."""

@@ -1,0 +1,138 @@
+"""What every device and backend does; the engine knows these protocols and nothing behind them.
+
+registry.open("cpu") ──▶ Device ──▶ backend() ──▶ Backend ──▶ lower(plan) ──▶ Program
+                           │ owns bytes             │ executes                   │ ready to run
+                           ▼                        ▼                            ▼
+                         Buffer                 closed before               read-only while
+                         closed first           its device                  evaluating
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.memory.buffer import Buffer
+from corral.memory.lifetime import Lifetime
+from corral.memory.plan import Plan, StateLayout
+from corral.memory.records import RecordPool
+from corral.memory.stored import StoredSlot, WeightsLayout
+from corral.memory.traits import DeviceTraits
+from corral.tensor.ops import Columns, Op
+from corral.tensor.tensor import Tensor
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage's name, what is done and the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """What a device says of its own memory at one moment."""
+
+    total_bytes: int
+    free_bytes: int | None
+    """None is unknown, and admits nothing."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelBuffers:
+    """The buffers of one loaded model, and where its weights and state lie in them."""
+
+    weights: Buffer
+    state: Buffer
+    scratch: Buffer
+    staging: Buffer
+    records: RecordPool
+    weights_layout: WeightsLayout
+    state_layout: StateLayout
+
+    def address(self, plan: Plan, tensor: Tensor) -> int:
+        """Return where a tensor of the plan lies."""
+        if tensor.op is Op.VIEW:
+            assert isinstance(tensor.attributes, Columns)
+            first = tensor.dtype.row_bytes(tensor.attributes.first)
+            return self.address(plan, tensor.sources[0]) + first
+        base = tensor.base
+        match base.op:
+            case Op.WEIGHT | Op.CONSTANT:
+                return self.weights.address + self.weights_layout.slots[base.name].offset
+            case Op.STATE:
+                return self.state.address + self.state_layout.offsets[base.name]
+            case Op.INPUT:
+                return self.staging.address + plan.staging.offsets[base.name]
+            case _:
+                return self.scratch.address + plan.scratch_offset(base)
+
+
+class Program(Protocol):
+    """A plan lowered for one backend and bound to one model's buffers."""
+
+    plan: Plan
+
+
+class Backend(Protocol):
+    """An executor on a device: a team of threads, a stream."""
+
+    def lower(
+        self, plan: Plan, buffers: ModelBuffers, *, progress: Progress | None = None
+    ) -> Program:
+        """Return the plan as a program; compiles what is missing, fills records, allocates none."""
+        ...
+
+    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
+        """Copy the inputs to staging and start one evaluation.
+
+        Each input holds the rows of this batch only, at most the plan's capacity. `outputs` is
+        how many rows of logits are wanted.
+        """
+        ...
+
+    def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
+        """Wait for the evaluation and return rows of an output; valid until the next `run`."""
+        ...
+
+    def close(self) -> None:
+        """End the executor; a second call does nothing."""
+        ...
+
+
+class Device(Protocol):
+    """Owner of memory of one kind."""
+
+    name: str
+    traits: DeviceTraits
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all open buffers."""
+        ...
+
+    def memory(self) -> MemoryReading:
+        """Read how much memory the device has; leaves nothing behind."""
+        ...
+
+    def allocate(self, size_bytes: int, lifetime: Lifetime) -> Buffer:
+        """Ask the driver for bytes, zero-filled.
+
+        Raises:
+            OutOfMemory: if the driver refuses.
+        """
+        ...
+
+    def upload(self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview) -> None:
+        """Store whole rows of a weight, given as the file has them, in the device's form.
+
+        `first_row` is a multiple of the traits' interleave. Vectors and constants come whole.
+        """
+        ...
+
+    def backend(self, *, threads: int | None = None) -> Backend:
+        """Return a new executor on this device."""
+        ...
+
+    def close(self) -> None:
+        """End the device; buffers and backends must be closed before."""
+        ...

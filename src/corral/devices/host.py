@@ -1,0 +1,81 @@
+"""Host memory that is asked of and given back to the operating system, page by page.
+
+Shared by every device whose memory is the host's. Anonymous mappings are zero-filled and leave
+nothing behind when they go, unlike a heap.
+"""
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from corral.errors import OutOfMemory
+from corral.memory.buffer import Buffer
+from corral.memory.lifetime import Lifetime
+from corral.memory.planner import align
+
+PAGE_BYTES = mmap.PAGESIZE
+_HUGE_FROM_BYTES = 8 << 20
+"""Below this, 2 MiB pages would cost more memory than they save time."""
+
+
+class HostMemory:
+    """Allocates buffers for one device and counts their bytes."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._mappings: dict[Buffer, mmap.mmap] = {}
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all open buffers."""
+        return sum(buffer.size_bytes for buffer in self._mappings)
+
+    def allocate(self, size_bytes: int, lifetime: Lifetime) -> Buffer:
+        """Map whole pages, zero-filled.
+
+        Raises:
+            OutOfMemory: if the system refuses.
+        """
+        size = align(size_bytes, PAGE_BYTES)
+        try:
+            mapping = mmap.mmap(-1, max(size, PAGE_BYTES))
+        except (OSError, OverflowError, ValueError) as error:
+            raise OutOfMemory(
+                f"the system refused {size} bytes of {lifetime.value}: {error}"
+            ) from error
+        if lifetime is Lifetime.WEIGHTS and size >= _HUGE_FROM_BYTES:
+            _advise_huge_pages(mapping)
+        anchor = ctypes.c_char.from_buffer(mapping)
+        address = ctypes.addressof(anchor)
+        del anchor  # an exported pointer would keep the mapping from closing
+        buffer = Buffer(self._device, lifetime, size, address, self._unmap)
+        self._mappings[buffer] = mapping
+        return buffer
+
+    def _unmap(self, buffer: Buffer) -> None:
+        self._mappings.pop(buffer).close()
+
+
+def _advise_huge_pages(mapping: mmap.mmap) -> None:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return  # a kernel without transparent huge pages
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return an array over memory that somebody else owns and keeps alive."""
+    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = (ctypes.c_uint8 * count).from_address(address)
+    return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def host_memory() -> tuple[int, int]:
+    """Return (total, available) bytes of the host, no more than its control group allows."""
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available
