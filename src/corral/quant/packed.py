@@ -9,10 +9,12 @@ A layout describes 32 columns (a *group*) at a time. All values of a layout deco
     value = scale × (code − zero) + offset
 
 `interleave` rows (16 on the CPU) stand side by side in a *row block*; the last one is padded with
-zero rows. A row block is one contiguous stream. With 8-bit scales it is a run of spans of 256 columns:
+zero rows. A row block is one contiguous stream. With 8-bit scales it is a run of spans of 256
+columns:
 
     span    = super_scale F16 × rows, [super_offset F16 × rows], then 8 groups
-    group   = scale 8-bit × rows, (twice if a scale serves 16 columns), [offset u8 × rows likewise], codes
+    group   = scale 8-bit × rows (twice if a scale serves 16 columns), [offset u8 × rows likewise],
+              codes
 
 and with F16 scales a run of groups:
 
@@ -104,10 +106,14 @@ class PackedLayout:
             ValueError: if `columns` is not a multiple of `granularity`.
         """
         if columns % self.granularity:
-            raise ValueError(f"{columns} columns are no multiple of {self.granularity} ({self.name})")
+            raise ValueError(
+                f"{columns} columns are no multiple of {self.granularity} ({self.name})"
+            )
         if self.is_float:
             return columns * interleave * self.code_bits // 8
-        spans = columns // SPAN * interleave * (4 if self.has_offset else 2) if self.has_spans else 0
+        spans = (
+            columns // SPAN * interleave * (4 if self.has_offset else 2) if self.has_spans else 0
+        )
         return spans + columns // GROUP * self.group_bytes(interleave)
 
     def size_bytes(self, rows: int, columns: int, interleave: int = CPU_INTERLEAVE) -> int:
