@@ -18,23 +18,64 @@ class LayerSpec:
     kv_heads: int
     head_dim: int
     window: int | None = None
-    """Positions the layer looks back; None is all."""
+    """Positions the layer looks back, its own included; None is all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Layers with one window share block ids: one pool and one table a sequence."""
+
+    window: int | None
+    num_blocks: int
+
+    @property
+    def tables_name(self) -> str:
+        """Name of the graph input that holds the group's block tables."""
+        return "tables" if self.window is None else f"tables.window{self.window}"
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What all layers keep, and how many blocks there are."""
+    """What all layers keep, and how many blocks each group of layers has."""
 
     layers: tuple[LayerSpec, ...]
     dtype: DType
-    num_blocks: int
+    groups: tuple[GroupSpec, ...]
+
+    def group(self, layer: int) -> GroupSpec:
+        """Return the group of a layer."""
+        window = self.layers[layer].window
+        return next(group for group in self.groups if group.window == window)
 
     def state_shape(self, layer: int) -> tuple[int, int, int, int, int]:
         """Return (blocks, K|V, kv heads, tokens, dim) of one layer."""
         spec = self.layers[layer]
-        return (self.num_blocks, 2, spec.kv_heads, BLOCK_TOKENS, spec.head_dim)
+        return (self.group(layer).num_blocks, 2, spec.kv_heads, BLOCK_TOKENS, spec.head_dim)
 
 
 def blocks_for(num_tokens: int) -> int:
     """Return how many blocks hold `num_tokens` tokens."""
     return -(-num_tokens // BLOCK_TOKENS)
+
+
+def window_blocks(window: int, chunk_tokens: int) -> int:
+    """Return how many blocks a windowed sequence holds at most while a chunk is computed."""
+    return (window + chunk_tokens - 2) // BLOCK_TOKENS + 2
+
+
+def kv_spec(
+    layers: tuple[LayerSpec, ...],
+    dtype: DType,
+    *,
+    context: int,
+    parallel: int,
+    chunk_tokens: int,
+) -> KVSpec:
+    """Return the spec that lets `parallel` sequences reach `context` tokens each."""
+    groups = []
+    for window in dict.fromkeys(layer.window for layer in layers):
+        blocks = blocks_for(context)
+        if window is not None:
+            blocks = min(blocks, window_blocks(window, chunk_tokens))
+        groups.append(GroupSpec(window, blocks * parallel))
+    return KVSpec(layers, dtype, tuple(groups))

@@ -1,20 +1,20 @@
-"""The block table of one sequence: its tokens' blocks, in order."""
+"""The block table of one sequence in one group of layers: its tokens' blocks, in order."""
 
 from corral.kv.pool import BlockPool
 from corral.kv.spec import BLOCK_TOKENS, blocks_for
+
+GONE = 0
+"""Stands for a block behind the window: nothing reads it, so any legal id will do."""
 
 
 class BlockTable:
     """Grows and shrinks one sequence's list of blocks; the pool owns the ids."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, *, window: int | None = None) -> None:
         self._pool = pool
+        self._window = window
+        self._num_gone = 0
         self.blocks: list[int] = []
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that fit the blocks held now."""
-        return len(self.blocks) * BLOCK_TOKENS
 
     def blocks_missing(self, num_tokens: int) -> int:
         """Return how many more blocks `num_tokens` tokens need."""
@@ -33,8 +33,21 @@ class BlockTable:
         for _ in range(self.blocks_missing(num_tokens)):
             self.blocks.append(self._pool.take())
 
+    def slide(self, next_position: int) -> None:
+        """Give back blocks that no row at `next_position` or later can see."""
+        if self._window is None:
+            return
+        first_seen = max(0, next_position - self._window + 1)
+        while self._num_gone < first_seen // BLOCK_TOKENS:
+            self._pool.give_back(self.blocks[self._num_gone])
+            self.blocks[self._num_gone] = GONE
+            self._num_gone += 1
+
     def trim(self, num_tokens: int) -> None:
         """Give back the blocks behind the first `num_tokens` tokens."""
         keep = blocks_for(num_tokens)
         while len(self.blocks) > keep:
-            self._pool.give_back(self.blocks.pop())
+            block = self.blocks.pop()
+            if len(self.blocks) >= self._num_gone:
+                self._pool.give_back(block)
+        self._num_gone = min(self._num_gone, len(self.blocks))

@@ -31,11 +31,11 @@ class GraphBuilder:
         self.layer: int | None = None
         """Layer that new nodes belong to; the model file sets it."""
         self._nodes: list[Tensor] = []
-        rows, sequences = shape_class.rows, shape_class.sequences
+        rows = shape_class.rows
         self.tokens = _input("tokens", (rows,), Extent.ROWS)
         self.positions = _input("positions", (rows,), Extent.ROWS)
         self.sequences = _input("sequences", (rows,), Extent.ROWS)
-        self.tables = _input("tables", (sequences, shape_class.blocks), Extent.FIXED)
+        self._tables: dict[str, Tensor] = {}
         self.output_rows = _input("output_rows", (shape_class.outputs,), Extent.OUTPUTS)
 
     def finish(self, *outputs: Tensor) -> Graph:
@@ -105,16 +105,23 @@ class GraphBuilder:
         """Turn the first dimensions of each head of x."""
         return self._node(name, Op.ROPE, x.shape, (x, rotations), attributes)
 
-    def kv_append(self, name: str, k: Tensor, v: Tensor, state: Tensor) -> Tensor:
+    def tables(self, name: str) -> Tensor:
+        """Name the block tables of one group of layers: (sequences, blocks)."""
+        if name not in self._tables:
+            shape = (self.shape_class.sequences, self.shape_class.blocks)
+            self._tables[name] = _input(name, shape, Extent.FIXED)
+        return self._tables[name]
+
+    def kv_append(self, name: str, k: Tensor, v: Tensor, state: Tensor, tables: Tensor) -> Tensor:
         """Write keys and values to the blocks of each row's position; the result is the state."""
-        sources = (k, v, state, self.positions, self.sequences, self.tables)
+        sources = (k, v, state, self.positions, self.sequences, tables)
         return self._append(
             Tensor(name, Op.KV_APPEND, state.dtype, state.shape, sources, layer=self.layer)
         )
 
-    def attention(self, name: str, q: Tensor, state: Tensor, attributes: Attend) -> Tensor:
+    def attention(self, name: str, q: Tensor, appended: Tensor, attributes: Attend) -> Tensor:
         """Attend from each row to the earlier positions of its sequence."""
-        sources = (q, state, self.positions, self.sequences, self.tables)
+        sources = (q, appended, self.positions, self.sequences, appended.sources[5])
         shape = (q.shape[0], attributes.heads * attributes.head_dim)
         return self._node(name, Op.ATTENTION, shape, sources, attributes)
 

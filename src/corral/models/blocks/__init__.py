@@ -1,0 +1,1 @@
+"""Parts of a layer that at least two families share."""

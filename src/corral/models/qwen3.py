@@ -1,0 +1,19 @@
+"""Qwen3: llama with q and k normed a head at a time, and halves that turn together."""
+
+from corral.kv.spec import KVSpec
+from corral.models.architecture import Architecture
+from corral.models.blocks.attention import AttentionStyle
+from corral.models.blocks.decoder import decoder, full_layers
+from corral.models.hyper import Hyper, read_hyper
+from corral.models.weights import Weights
+from corral.tensor.build import GraphBuilder
+from corral.tensor.ops import RopePairs
+from corral.tensor.tensor import Tensor
+
+
+def build(g: GraphBuilder, weights: Weights, hyper: Hyper, kv: KVSpec) -> Tensor:
+    """Write the graph."""
+    return decoder(g, weights, hyper, kv, AttentionStyle(RopePairs.HALVES, norms=True))
+
+
+ARCHITECTURE = Architecture(read_hyper, full_layers, build)
