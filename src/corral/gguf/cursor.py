@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from corral.errors import InvalidModelFile, ModelNotFound
-from corral.gguf.limits import MAX_HEADER_BYTES, MAX_STRING_BYTES
+from corral.gguf.limits import MAX_HEADER_BYTES, MAX_STRING_BYTES, MAX_STRINGS
 
 WINDOW_BYTES: Final = 256 << 10
 PIECE_BYTES: Final = 8 << 20
@@ -66,7 +66,7 @@ def read_into(fd: int, into: memoryview, offset: int, *, name: str) -> None:
 class Cursor:
     """A forward reader over the header of one file."""
 
-    __slots__ = ("_at", "_base", "_buffer", "_fd", "name", "size")
+    __slots__ = ("_at", "_base", "_buffer", "_fd", "_num_strings", "name", "size")
 
     def __init__(self, fd: int, size: int, name: str) -> None:
         """Start at byte 0 of `fd`, a file of `size` bytes called `name` in messages."""
@@ -76,6 +76,7 @@ class Cursor:
         self._base = 0
         self._buffer = b""
         self._at = 0
+        self._num_strings = 0
 
     @property
     def offset(self) -> int:
@@ -144,6 +145,12 @@ class Cursor:
     def strings(self, count: int, what: str, *, keep: bool) -> bytes | None:
         """Consume `count` strings; with `keep`, return their bytes, lengths included."""
         self.require(8 * count, what)
+        self._num_strings += count
+        if self._num_strings > MAX_STRINGS:
+            raise self.error(
+                f"{what} brings the strings of arrays to {self._num_strings}, "
+                f"expected at most {MAX_STRINGS}"
+            )
         kept = bytearray() if keep else None
         while count:
             start = self._at

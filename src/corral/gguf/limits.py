@@ -11,6 +11,9 @@ MAX_KEYS: Final = 65_536
 MAX_KEY_BYTES: Final = 65_535
 MAX_STRING_BYTES: Final = 16 << 20
 MAX_ARRAY_ELEMENTS: Final = 16_000_000
+MAX_STRINGS: Final = 4_000_000
+"""In all arrays together: strings must be walked one by one. The largest vocabularies of today
+have 260,000 tokens and 510,000 merges."""
 MAX_HEADER_BYTES: Final = 512 << 20
 """Metadata and tensor table together."""
 MAX_ALIGNMENT: Final = 1 << 20

@@ -90,9 +90,10 @@ def parse_header(fd: int, size: int, path: Path, *, skip_arrays: bool = False) -
     num_tensors = cursor.u64("the number of tensors")
     num_keys = cursor.u64("the number of keys")
     # The shortest tensor entry takes 33 bytes, the shortest key 14: refuse before any loop.
-    if num_tensors > min(limits.MAX_TENSORS, size // 33):
+    room = size - cursor.offset
+    if num_tensors > min(limits.MAX_TENSORS, room // 33):
         raise cursor.error(f"claims {num_tensors} tensors, more than fit or than are allowed")
-    if num_keys > min(limits.MAX_KEYS, size // 14):
+    if num_keys > min(limits.MAX_KEYS, room // 14):
         raise cursor.error(f"claims {num_keys} keys, more than fit or than are allowed")
     values: dict[str, Value] = {}
     for _ in range(num_keys):

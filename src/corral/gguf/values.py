@@ -152,10 +152,10 @@ def make_value(
     if isinstance(value, Value):
         return value
     if isinstance(value, (bool, int, float, str)):
-        kind = value_type or infer_type(value)
+        kind = infer_type(value) if value_type is None else value_type
         encode_scalar(value, kind)
         return Value(kind, value)
-    kind = value_type or _infer_element_type(value)
+    kind = _infer_element_type(value) if value_type is None else value_type
     raw = b"".join(encode_scalar(v, kind) for v in value)
     return Value(ValueType.ARRAY, Array(kind, len(value), raw))
 
