@@ -49,6 +49,15 @@ class ModelBuffers:
     weights_layout: WeightsLayout
     state_layout: StateLayout
 
+    def require_open(self) -> None:
+        """Refuse to go on with memory that may be gone.
+
+        Raises:
+            Closed: if one of the buffers was closed.
+        """
+        for buffer in (self.weights, self.state, self.scratch, self.staging, self.records.buffer):
+            buffer.require_open()
+
     def address(self, plan: Plan, tensor: Tensor) -> int:
         """Return where a tensor of the plan lies."""
         if tensor.op is Op.VIEW:
@@ -70,7 +79,10 @@ class ModelBuffers:
 class Program(Protocol):
     """A plan lowered for one backend and bound to one model's buffers."""
 
-    plan: Plan
+    @property
+    def plan(self) -> Plan:
+        """The plan it was made from."""
+        ...
 
 
 class Backend(Protocol):

@@ -29,9 +29,17 @@ class Buffer:
         Raises:
             Closed: after close().
         """
+        self.require_open()
+        return self._address
+
+    def require_open(self) -> None:
+        """Refuse to go on with bytes that were given back.
+
+        Raises:
+            Closed: after close().
+        """
         if self.is_closed:
             raise Closed(f"{self.lifetime.value} buffer on {self.device} was closed")
-        return self._address
 
     def close(self) -> None:
         """Give the bytes back; a second call does nothing."""

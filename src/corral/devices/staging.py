@@ -1,0 +1,85 @@
+"""The host's half of an evaluation: inputs checked and copied to where the plan wants them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.devices.host import array_at
+from corral.errors import CapacityExceeded, InternalError
+from corral.memory.plan import COUNTS, Plan
+from corral.tensor.ops import Op
+from corral.tensor.tensor import Extent, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows of each extent one batch has."""
+
+    rows: int
+    outputs: int
+
+    def of(self, tensor: Tensor) -> int:
+        """Return how many rows of a tensor count."""
+        match tensor.extent:
+            case Extent.ROWS:
+                return self.rows
+            case Extent.OUTPUTS:
+                return self.outputs
+            case Extent.FIXED:
+                return tensor.shape[0]
+
+
+class Staging:
+    """The inputs of one plan as arrays on host memory; made when the plan is lowered."""
+
+    def __init__(self, plan: Plan, address: int) -> None:
+        offsets = plan.staging.offsets
+        self._inputs = plan.graph.leaves(Op.INPUT)
+        self._arrays = {
+            tensor.name: array_at(address + offsets[tensor.name], tensor.shape, np.int32)
+            for tensor in self._inputs
+        }
+        self._counts = array_at(address + offsets[COUNTS], (2,), np.int64)
+        self._capacity = plan.graph.shape_class
+
+    def write(self, inputs: Mapping[str, NDArray[Any]], outputs: int) -> Counts:
+        """Copy the inputs of a batch and return its counts; inputs the graph lacks are ignored.
+
+        Raises:
+            CapacityExceeded: if an input is larger than the plan.
+            InternalError: if one is missing or two disagree on the number of rows.
+        """
+        counts = count(self._inputs, inputs, outputs)
+        for name, array in self._arrays.items():
+            given = inputs[name]
+            array[tuple(slice(size) for size in given.shape)] = given
+        self._counts[:] = counts.rows, counts.outputs
+        return counts
+
+
+def count(tensors: tuple[Tensor, ...], inputs: Mapping[str, NDArray[Any]], outputs: int) -> Counts:
+    """Return the rows and outputs of a batch after checking every input against its tensor.
+
+    Raises:
+        CapacityExceeded: if an input is larger than its tensor.
+        InternalError: if one is missing or two disagree on the number of rows.
+    """
+    lengths = {Extent.OUTPUTS: outputs}
+    for tensor in tensors:
+        given = inputs.get(tensor.name)
+        if given is None:
+            raise InternalError(f"input {tensor.name} is missing; got {', '.join(inputs)}")
+        if given.ndim != len(tensor.shape) or any(
+            size > limit for size, limit in zip(given.shape, tensor.shape, strict=True)
+        ):
+            raise CapacityExceeded(f"input {tensor.name} is {given.shape}, planned {tensor.shape}")
+        if tensor.extent is not Extent.FIXED:
+            expected = lengths.setdefault(tensor.extent, len(given))
+            if len(given) != expected:
+                raise InternalError(
+                    f"input {tensor.name} has {len(given)} rows, the batch has {expected}"
+                )
+    return Counts(lengths.get(Extent.ROWS, 0), outputs)
