@@ -1,8 +1,8 @@
 """The one table of data types: what a block of each holds and how many bytes it takes.
 
 Ids, block sizes and names are those of the GGUF format (ggml's `enum ggml_type`). The table knows
-nothing of how values are decoded (`legacy.py`, `k_quants.py`, `i_quants.py`) nor of how devices keep
-them (`packed.py`). It stays free of NumPy, because the router reads footprints through it.
+nothing of how values are decoded (`legacy.py`, `k_quants.py`, `i_quants.py`) nor of how devices
+keep them (`packed.py`). It stays free of NumPy, because the router reads footprints through it.
 """
 
 import enum
@@ -86,7 +86,7 @@ class DType(enum.Enum):
         blocks, rest = divmod(columns, self.value.block_elements)
         if rest:
             raise ValueError(
-                f"{columns} columns are not whole blocks of {self.value.block_elements} ({self.name})"
+                f"{columns} columns are not whole blocks of {self.block_elements} ({self.name})"
             )
         return blocks * self.value.block_bytes
 
