@@ -79,3 +79,8 @@ def host_memory() -> tuple[int, int]:
     """Return (total, available) bytes of the host, no more than its control group allows."""
     memory = psutil.virtual_memory()
     return memory.total, memory.available
+
+
+def bytes_at(address: int, size_bytes: int) -> memoryview:
+    """Return bytes that somebody else owns and keeps alive, writable."""
+    return memoryview((ctypes.c_uint8 * size_bytes).from_address(address)).cast("B")

@@ -1,0 +1,1 @@
+"""The engine: loads one model and repeats schedule, run, sample, emit."""

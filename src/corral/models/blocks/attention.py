@@ -40,14 +40,15 @@ def attention(
         bias = weights.find(f"{prefix}{part}.bias", heads * dim)
         return g.matmul(f"{part}.{i}", x, weight, bias)
 
-    def turn(part: str, heads: int) -> Tensor:
-        value = project(part, heads)
+    def turn(part: str, value: Tensor) -> Tensor:
         if style.norms:
             weight = weights.get(f"{prefix}{part}_norm.weight", dim)
             value = g.rms_norm(f"{part}_norm.{i}", value, weight, hyper.epsilon, group=dim)
         return g.rope(f"{part}_rope.{i}", value, rotations, Rope(dim, style.pairs))
 
-    q, k, v = turn("q", hyper.heads), turn("k", hyper.kv_heads), project("v", hyper.kv_heads)
+    # The three products come first: nothing separates them, so they can run side by side.
+    q, k, v = project("q", hyper.heads), project("k", hyper.kv_heads), project("v", hyper.kv_heads)
+    q, k = turn("q", q), turn("k", k)
     state = g.state(f"kv.{i}", kv.dtype, kv.state_shape(i))
     appended = g.kv_append(f"kv_append.{i}", k, v, state, g.tables(kv.group(i).tables_name))
     attend = Attend(hyper.heads, hyper.kv_heads, dim, style.scale or dim**-0.5, kv.layers[i].window)

@@ -1,0 +1,63 @@
+"""Sequences to input arrays: flat rows, each with its token, position and block table."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.engine.sequence import Sequence
+from corral.kv.spec import GroupSpec
+from corral.tensor.graph import ShapeClass
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive tokens of one sequence in a batch, and how many of the last want logits."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_outputs: int
+
+
+class BatchArrays:
+    """The input arrays of one shape class, made once and filled for each evaluation."""
+
+    def __init__(self, shapes: ShapeClass, groups: tuple[GroupSpec, ...]) -> None:
+        self._tokens = np.zeros(shapes.rows, np.int32)
+        self._positions = np.zeros(shapes.rows, np.int32)
+        self._sequences = np.zeros(shapes.rows, np.int32)
+        self._output_rows = np.zeros(shapes.outputs, np.int32)
+        self._tables = [np.zeros((shapes.sequences, shapes.blocks), np.int32) for _ in groups]
+        self._names = [group.tables_name for group in groups]
+
+    def fill(self, batch: Iterable[Rows]) -> Mapping[str, NDArray[Any]]:
+        """Return the inputs of a batch; they are valid until the next call."""
+        row = output = number = 0
+        for number, rows in enumerate(batch, 1):
+            end = row + rows.num_tokens
+            self._fill_rows(rows, number - 1, row, end)
+            for last in range(end - rows.num_outputs, end):
+                self._output_rows[output] = last
+                output += 1
+            row = end
+        tables = {
+            name: table[:number] for name, table in zip(self._names, self._tables, strict=True)
+        }
+        return {
+            "tokens": self._tokens[:row],
+            "positions": self._positions[:row],
+            "sequences": self._sequences[:row],
+            "output_rows": self._output_rows[:output],
+            **tables,
+        }
+
+    def _fill_rows(self, rows: Rows, number: int, row: int, end: int) -> None:
+        sequence = rows.sequence
+        first = sequence.num_computed
+        self._tokens[row:end] = sequence.tokens[first : first + rows.num_tokens]
+        self._positions[row:end] = np.arange(first, first + rows.num_tokens)
+        self._sequences[row:end] = number
+        for array, table in zip(self._tables, sequence.tables, strict=True):
+            array[number, : len(table.blocks)] = table.blocks

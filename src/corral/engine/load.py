@@ -1,0 +1,179 @@
+"""From a file to a model on a device: plan, reserve, allocate, read; undone whole on failure."""
+
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from corral.devices.base import Backend, Device, ModelBuffers, Program, Progress
+from corral.devices.host import bytes_at
+from corral.errors import InvalidModelFile
+from corral.gguf import ModelFile, open_model
+from corral.memory.buffer import Buffer
+from corral.memory.ledger import Ledger
+from corral.memory.lifetime import Lifetime
+from corral.memory.records import RecordPool
+from corral.memory.stored import StoredSlot
+from corral.models.footprint import Limits, ModelDesign, design_model
+from corral.tensor.ops import Constant, Op
+
+READERS = 2
+"""Threads that read and pack; each owns a share of the loading buffer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model whose weights are on a device and whose programs are ready."""
+
+    design: ModelDesign
+    backend: Backend
+    programs: tuple[Program, ...]
+    closing: ExitStack
+
+    def close(self) -> None:
+        """Give everything back, in reverse; a second call does nothing."""
+        self.closing.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole rows of one weight that fit a reader's share of the loading buffer."""
+
+    slot: StoredSlot
+    first_row: int
+    num_rows: int
+
+
+def load_model(
+    path: Path,
+    limits: Limits,
+    device: Device,
+    ledger: Ledger,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model; on failure nothing of it is left.
+
+    Raises:
+        ModelError: if the file is at fault.
+        OutOfMemory: if it does not fit; nothing was allocated.
+    """
+    with ExitStack() as stack:
+        file = stack.enter_context(open_model(path))
+        design = design_model(file.metadata, file.tensors, limits, device.traits)
+        closing = ExitStack()
+        failure = stack.enter_context(ExitStack())
+        failure.callback(closing.close)
+        owner = path.name
+        buffers = _allocate(design, owner, device, ledger, closing)
+        _read_weights(file, design, device, buffers, ledger, owner, progress)
+        backend = device.backend(threads=threads)
+        closing.callback(backend.close)
+        programs = tuple(
+            backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans
+        )
+        failure.pop_all()
+        return LoadedModel(design, backend, programs, closing)
+
+
+def _allocate(
+    design: ModelDesign, owner: str, device: Device, ledger: Ledger, closing: ExitStack
+) -> ModelBuffers:
+    footprint = design.plan.footprint()
+    ledger.reserve(owner, device.name, footprint, free_bytes=device.memory().free_bytes)
+    closing.callback(ledger.release, owner)
+    made: dict[Lifetime, Buffer] = {}
+    for lifetime, size in footprint.items():
+        if lifetime is Lifetime.CONTEXT:
+            continue
+        made[lifetime] = device.allocate(size, lifetime)
+        closing.callback(made[lifetime].close)
+        ledger.commit(owner, device.name, lifetime, made[lifetime].size_bytes)
+    capacity = sum(len(plan.graph) for plan in design.plan.plans)
+    return ModelBuffers(
+        weights=made[Lifetime.WEIGHTS],
+        state=made[Lifetime.STATE],
+        scratch=made[Lifetime.SCRATCH],
+        staging=made[Lifetime.STAGING],
+        records=RecordPool(
+            made[Lifetime.RECORDS],
+            record_bytes=device.traits.record_bytes,
+            capacity=capacity,
+        ),
+        weights_layout=design.plan.weights,
+        state_layout=design.plan.state,
+    )
+
+
+def _read_weights(
+    file: ModelFile,
+    design: ModelDesign,
+    device: Device,
+    buffers: ModelBuffers,
+    ledger: Ledger,
+    owner: str,
+    progress: Progress | None,
+) -> None:
+    loading = {Lifetime.STAGING: design.plan.loading_bytes}
+    ledger.reserve(f"{owner} (loading)", device.name, loading, free_bytes=None)
+    staging = device.allocate(design.plan.loading_bytes, Lifetime.STAGING)
+    try:
+        share = design.plan.loading_bytes // READERS
+        free: SimpleQueue[memoryview] = SimpleQueue()
+        for reader in range(READERS):
+            free.put(bytes_at(staging.address + reader * share, share))
+        pieces = list(_pieces(design, share))
+        done, total = 0, sum(map(_file_bytes, pieces))
+
+        def store(piece: Piece) -> int:
+            into = free.get()
+            try:
+                return _store(file, piece, device, buffers.weights, into)
+            finally:
+                free.put(into)
+
+        with ThreadPoolExecutor(READERS) as readers:
+            for count in readers.map(store, pieces):
+                done += count
+                if progress is not None:
+                    progress("read", done, total)
+    finally:
+        staging.close()
+        ledger.release(f"{owner} (loading)")
+
+
+def _pieces(design: ModelDesign, share: int) -> Iterator[Piece]:
+    step = max(1, design.plan.traits.interleave)
+    for slot in design.plan.weights.slots.values():
+        tensor = slot.tensor
+        row_bytes = tensor.dtype.row_bytes(tensor.columns)
+        rows = share // row_bytes // step * step
+        if rows == 0:
+            raise InvalidModelFile(
+                f"a row of {tensor.name} takes {row_bytes} bytes, which is absurd"
+            )
+        for first in range(0, tensor.rows, rows):
+            yield Piece(slot, first, min(rows, tensor.rows - first))
+
+
+def _file_bytes(piece: Piece) -> int:
+    tensor = piece.slot.tensor
+    return piece.num_rows * tensor.dtype.row_bytes(tensor.columns)
+
+
+def _store(
+    file: ModelFile, piece: Piece, device: Device, weights: Buffer, share: memoryview
+) -> int:
+    tensor = piece.slot.tensor
+    into = share[: _file_bytes(piece)]
+    if tensor.op is Op.CONSTANT:
+        assert isinstance(tensor.attributes, Constant)
+        into.cast("d")[:] = memoryview(array("d", tensor.attributes.values))
+    else:
+        file.read(tensor.name, into, piece.first_row * tensor.dtype.row_bytes(tensor.columns))
+    device.upload(piece.slot, weights, piece.first_row, into)
+    return len(into)

@@ -1,0 +1,68 @@
+"""What can be asked of a loaded model: frozen numbers, for the library, the command line, tests."""
+
+from dataclasses import dataclass
+
+from corral.contract.messages import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStatistics:
+    """How one answer came to be; times in seconds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose keys and values were already there."""
+    generated_tokens: int
+    prefill_s: float
+    """From submission until the prompt was computed."""
+    decode_s: float
+    """From the first token to the last."""
+    time_to_first_token_s: float
+    finish_reason: FinishReason
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Computed prompt tokens a second."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prefill_s)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens a second after the first."""
+        return _rate(self.generated_tokens - 1, self.decode_s)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """Bytes of one lifetime on one device."""
+
+    device: str
+    lifetime: str
+    planned_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """Every byte a model holds."""
+
+    rows: tuple[MemoryRow, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes allocated on all devices."""
+        return sum(row.allocated_bytes for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counts that must not grow while the engine runs."""
+
+    waiting: int
+    running: int
+    evaluations: int
+    free_blocks: tuple[int, ...]
+    """By group of layers."""

@@ -1,0 +1,355 @@
+"""The model as people use it from Python: load, generate, chat, ask for logits, look at memory."""
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as List
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.contract.messages import SamplingParams
+from corral.devices import registry
+from corral.devices.base import Progress
+from corral.engine.engine import Emission, Engine
+from corral.engine.generation import Generation
+from corral.engine.load import LoadedModel, load_model
+from corral.engine.metrics import (
+    EngineStatistics,
+    GenerationStatistics,
+    MemoryRow,
+    MemoryStatistics,
+)
+from corral.engine.runner import Runner
+from corral.engine.sequence import Sequence, SequenceState
+from corral.errors import Closed, InvalidArgument
+from corral.gguf import Metadata, open_model
+from corral.hub.resolve import resolve
+from corral.memory.ledger import Ledger
+from corral.models.footprint import choose_limits
+from corral.sampling.candidates import Workspace
+from corral.sampling.sampler import Sampler
+from corral.text.detokenizer import Detokenizer
+from corral.text.stops import StopMatcher
+from corral.text.template import ChatTemplate
+from corral.text.tokenizer import Tokenizer
+
+Messages = Iterable[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """A whole answer and how it came to be; `str()` is its text."""
+
+    text: str
+    statistics: GenerationStatistics
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an answer is to be made."""
+
+    max_tokens: int | None = None
+    """None is until the context is full."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    sampling: SamplingParams = SamplingParams()
+
+
+class Model:
+    """One loaded model. Made by `load`; a context manager; not for two threads at once."""
+
+    def __init__(
+        self, loaded: LoadedModel, metadata: Metadata, *, path: Path, ledger: Ledger, closing: ExitStack
+    ) -> None:
+        """Put an engine on a loaded model; use `load` instead."""
+        self.metadata = metadata
+        self.name = path.name
+        self._loaded = loaded
+        self._ledger = ledger
+        self._closing = closing
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._pending: dict[int, deque[Emission]] = {}
+        groups = loaded.design.kv.groups
+        runner = Runner(loaded.backend, loaded.programs[0], groups)
+        self._engine = Engine(runner, groups, context=self.context)
+        self._workspace = Workspace(self.vocabulary_size)
+        self._tokenizer = Tokenizer.from_metadata(_tokenizer_metadata(metadata))
+        self._template: ChatTemplate | None = None
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        device: str = "auto",
+        context: int | None = None,
+        parallel: int = 1,
+        kv_type: str = "f16",
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> "Model":
+        """Load a model by path, cached name, `hf:owner/repo[/file]` or `demo`.
+
+        Args:
+            device: "auto", "cpu" or "reference".
+            context: tokens of one sequence; by default the model's own, at most 4096.
+            parallel: sequences at once.
+            kv_type: "f16", "bf16", "f32" or "q8_0".
+            threads: of the CPU; by default all that the process may use.
+            progress: called with a stage ("read", "compile"), what is done, and the total.
+
+        Raises:
+            UsageError: if the name or a setting is wrong.
+            ModelError: if the file is at fault.
+            OutOfMemory: if it does not fit; nothing of it is left.
+        """
+        path = resolve(str(name))
+        with open_model(path) as file:
+            metadata = file.metadata
+        limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
+        ledger = Ledger()
+        with ExitStack() as stack:
+            on = registry.open(device)
+            stack.callback(on.close)
+            loaded = load_model(path, limits, on, ledger, threads=threads, progress=progress)
+            stack.callback(loaded.close)
+            model = cls(loaded, metadata, path=path, ledger=ledger, closing=stack)
+            model._closing = stack.pop_all()
+            return model
+
+    def close(self) -> None:
+        """Give every byte back; a second call does nothing."""
+        self._is_closed = True
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            warnings.warn(f"model {self.name} was not closed", ResourceWarning, stacklevel=1)
+            self.close()
+
+    @property
+    def context(self) -> int:
+        """Tokens one sequence may hold, prompt and answer together."""
+        return self._loaded.design.limits.context
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens, and of logits a row."""
+        return self._loaded.design.hyper.vocabulary
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            TemplateError: if the file has none.
+        """
+        if self._template is None:
+            self._template = ChatTemplate.from_metadata(_template_metadata(self.metadata))
+        return self._template
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Return the tokens of a text.
+
+        Args:
+            add_special: whether to add what the model expects around a text, such as BOS.
+            parse_special: whether `<|…|>` in the text stands for special tokens.
+        """
+        return self._tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens."""
+        return self._tokenizer.decode(tokens)
+
+    def generate(
+        self,
+        prompt: str | List[int],
+        *,
+        max_tokens: int | None = None,
+        stop: List[str] = (),
+        ignore_eos: bool = False,
+        parse_special: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> Generation:
+        """Continue a text or tokens; iterate over the result to get pieces of text.
+
+        Raises:
+            ContextExceeded: if the prompt leaves no room for an answer.
+            InvalidArgument: if an option is out of range.
+        """
+        if isinstance(prompt, str):
+            prompt = self.tokenize(prompt, parse_special=parse_special)
+        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or SamplingParams())
+        return self._start(prompt, options)
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        stop: List[str] = (),
+        ignore_eos: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> ChatReply:
+        """Answer a conversation and return the whole reply.
+
+        Raises:
+            TemplateError: if the model has no usable chat template.
+            ContextExceeded: if the conversation leaves no room for an answer.
+        """
+        generation = self.stream_chat(
+            messages, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, sampling=sampling
+        )
+        text = "".join(generation)
+        return ChatReply(text, generation.statistics)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        stop: List[str] = (),
+        ignore_eos: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> Generation:
+        """Answer a conversation piece by piece; raises as `chat` does."""
+        prompt = self._chat_tokens(messages)
+        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or SamplingParams())
+        return self._start(prompt, options)
+
+    def logits(self, tokens: List[int]) -> NDArray[np.float32]:
+        """Return the logits of one causal pass: (tokens, vocabulary).
+
+        Raises:
+            ContextExceeded: if there are more tokens than the context holds.
+        """
+        self._check_open()
+        prompt = self._checked_tokens(tokens)
+        result = np.empty((len(prompt), self.vocabulary_size), np.float32)
+        with self._lock:
+            self._engine.score(prompt, result)
+        return result
+
+    def benchmark(self, prompt_tokens: int, generated_tokens: int) -> tuple[float, float]:
+        """Return seconds of one prefill and of so many single-token steps, each from empty."""
+        numbers = np.random.default_rng(0).integers(0, self.vocabulary_size, prompt_tokens + 1)
+        prefill = self._timed(numbers[:prompt_tokens].tolist(), 1) if prompt_tokens else 0.0
+        decode = self._timed(numbers[-1:].tolist(), generated_tokens) if generated_tokens else 0.0
+        return prefill, decode
+
+    def memory(self) -> MemoryStatistics:
+        """Return every byte the model holds, planned and allocated, by device and lifetime."""
+        entries = self._ledger.statistics()
+        return MemoryStatistics(
+            tuple(
+                MemoryRow(e.device, e.lifetime.value, e.planned_bytes, e.allocated_bytes)
+                for e in entries
+            )
+        )
+
+    def statistics(self) -> EngineStatistics:
+        """Return the engine's counts."""
+        return self._engine.statistics()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"model {self.name} was closed")
+
+    def _checked_tokens(self, tokens: Iterable[int]) -> list[int]:
+        checked = [int(token) for token in tokens]
+        if not checked:
+            raise InvalidArgument("the prompt has no tokens, expected at least one")
+        worst = next((t for t in checked if not 0 <= t < self.vocabulary_size), None)
+        if worst is not None:
+            raise InvalidArgument(
+                f"token {worst} does not exist, the vocabulary has {self.vocabulary_size}"
+            )
+        return checked
+
+    def _chat_tokens(self, messages: Messages) -> list[int]:
+        return self._tokenizer.encode_segments(
+            self.template.render_segments(list(messages), add_generation_prompt=True)
+        )
+
+    def _start(self, prompt: Iterable[int], options: Options) -> Generation:
+        self._check_open()
+        tokens = self._checked_tokens(prompt)
+        max_tokens = self.context if options.max_tokens is None else options.max_tokens
+        if max_tokens < 1:
+            raise InvalidArgument(f"max_tokens is {max_tokens}, expected at least 1")
+        ends = frozenset[int]() if options.ignore_eos else self._tokenizer.end_of_generation
+        sampler = Sampler(options.sampling, self.vocabulary_size, workspace=self._workspace)
+        with self._lock:
+            sequence = self._engine.submit(
+                tokens, sampler=sampler, max_tokens=max_tokens, end_tokens=ends
+            )
+            self._pending[sequence.id] = deque()
+        return Generation(
+            sequence,
+            self._advance,
+            self._cancel,
+            detokenizer=Detokenizer(self._tokenizer),
+            stops=StopMatcher(options.stop),
+        )
+
+    def _advance(self, sequence: Sequence) -> int | None:
+        """Step the engine until the sequence has a token; None when it has ended."""
+        self._check_open()
+        pending = self._pending.get(sequence.id)
+        if pending is None:
+            return None
+        with self._lock:
+            while not pending and sequence.state is not SequenceState.FINISHED:
+                for emission in self._engine.step():
+                    self._pending[emission.sequence.id].append(emission)
+        if not pending:
+            del self._pending[sequence.id]
+            return None
+        emission = pending.popleft()
+        if emission.error is not None:
+            raise emission.error
+        return emission.token
+
+    def _cancel(self, sequence: Sequence) -> None:
+        with self._lock:
+            self._pending.pop(sequence.id, None)
+            if not self._is_closed:
+                self._engine.cancel(sequence)
+
+    def _timed(self, prompt: list[int], num_tokens: int) -> float:
+        sampling = SamplingParams(temperature=0.0)
+        generation = self._start(prompt, Options(num_tokens, (), True, sampling))
+        started = time.perf_counter()
+        for _ in generation:
+            pass
+        return time.perf_counter() - started

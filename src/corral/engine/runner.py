@@ -1,0 +1,28 @@
+"""Runs batches: shape class to program, sequences to logits."""
+
+from collections.abc import Sequence as List
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.devices.base import Backend, Program
+from corral.engine.batch import BatchArrays, Rows
+from corral.kv.spec import GroupSpec
+
+
+class Runner:
+    """Owns the input arrays of one program; the backend and the program belong to the model."""
+
+    def __init__(self, backend: Backend, program: Program, groups: tuple[GroupSpec, ...]) -> None:
+        self._backend = backend
+        self._program = program
+        self.shapes = program.plan.graph.shape_class
+        self._arrays = BatchArrays(self.shapes, groups)
+
+    def run(self, batch: List[Rows]) -> NDArray[np.float32]:
+        """Compute a batch and return its logits: (outputs, vocabulary), valid until the next."""
+        inputs = self._arrays.fill(batch)
+        outputs = len(inputs["output_rows"])
+        self._backend.run(self._program, inputs, outputs)
+        logits = self._program.plan.graph.outputs[0]
+        return self._backend.read(self._program, logits, outputs)

@@ -1,0 +1,50 @@
+"""One request's tokens, and how far they are computed.
+
+WAITING ──admitted──▶ RUNNING ──stop, length, context, cancel──▶ FINISHED
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from corral.contract.messages import FinishReason
+from corral.kv.table import BlockTable
+from corral.sampling.sampler import Sampler
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "not yet admitted; it holds no blocks"
+    RUNNING = "holds blocks; some of its tokens may still have to be computed"
+    FINISHED = "its blocks are given back"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of one request; owned and changed by the engine only."""
+
+    id: int
+    tokens: list[int]
+    """Prompt, then what was generated."""
+    num_prompt: int
+    max_tokens: int
+    """Tokens to generate at most."""
+    sampler: Sampler | None
+    """None for a sequence that only wants logits."""
+    end_tokens: frozenset[int] = frozenset()
+    """Tokens that end it."""
+    tables: tuple[BlockTable, ...] = ()
+    state: SequenceState = SequenceState.WAITING
+    num_computed: int = 0
+    """Tokens whose keys and values are in the cache."""
+    finish_reason: FinishReason | None = field(default=None)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that must be computed before the next one can be sampled."""
+        return len(self.tokens) - self.num_computed
