@@ -1,0 +1,33 @@
+"""Where the golden data lies, and how far from it a result may be.
+
+The data is not part of the repository; tests that need it skip, with this reason, where it is
+missing.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
+
+needs_golden = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason="the golden data is not beside this checkout"
+)
+
+
+def nmse(actual, expected) -> float:
+    """Return Σ(actual − expected)² / Σ expected², in float64."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    return float(((actual - expected) ** 2).sum() / (expected**2).sum())
+
+
+def write_architecture(name: str, folder: Path, dtype: str) -> Path:
+    """Write the small random model that a golden file belongs to, and return its path."""
+    spec = importlib.util.spec_from_file_location("make_archs", GOLDEN / "make_archs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    path = folder / f"{name}.{dtype}.gguf"
+    module.write(name, path, dtype)
+    return path
