@@ -1,8 +1,10 @@
 """The reference device: host memory, weights kept as plain F32 rows."""
 
 import warnings
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corral.devices.base import MemoryReading
 from corral.devices.closing import Closing
@@ -72,13 +74,16 @@ class ReferenceDevice(Closing):
         """
         self._require_open()
         tensor = slot.tensor
-        if tensor.op is Op.CONSTANT:
-            values = np.frombuffer(data, np.float64)
-        else:
-            rows = len(data) // tensor.dtype.row_bytes(tensor.columns)
-            values = dequantize(data, tensor.dtype, (rows, tensor.columns)).reshape(-1)
         offset = slot.offset + first_row * slot.form.dtype.row_bytes(tensor.columns)
-        array_at(weights.address + offset, values.shape, values.dtype)[:] = values
+        if tensor.op is Op.CONSTANT:
+            self._copy(np.frombuffer(data, np.float64), weights.address + offset)
+        else:
+            rows = data.nbytes // tensor.dtype.row_bytes(tensor.columns)
+            values = dequantize(data, tensor.dtype, (rows, tensor.columns))
+            self._copy(values, weights.address + offset)
+
+    def _copy(self, values: NDArray[Any], address: int) -> None:
+        array_at(address, values.shape, values.dtype)[:] = values
 
     def backend(self, *, threads: int | None = None) -> ReferenceBackend:
         """Return a new executor; NumPy decides for itself how many threads it uses.
