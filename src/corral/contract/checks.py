@@ -26,7 +26,7 @@ def shown(value: object) -> str:
         return repr(value)
     if isinstance(value, tuple | list | dict | set):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    return f"of type {type(value).__name__}"
 
 
 def check_integer(field: str, value: object, *, low: int, high: int) -> None:

@@ -1,0 +1,161 @@
+"""From sampling parameters to the steps that are not off, in the order they are applied.
+
+    edits  bias → penalties → dry → top_n_sigma                    on the logits of the vocabulary
+    steps  top_k → typical_p → top_p → min_p → xtc → temperature   on candidates
+    then   draw
+
+This is llama.cpp's order. A step that would change nothing is left out.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.contract.messages import SamplingParams
+from corral.sampling import edits, steps
+from corral.sampling.candidates import Candidates, Logits
+from corral.sampling.history import History
+from corral.sampling.random import Stream, uniform
+
+# Below this a temperature leaves nothing but the likeliest token, and dividing would overflow.
+LEAST_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A named change of the vocabulary's logits, in place."""
+
+    name: str
+    apply: Callable[[Logits, History], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A named choice among candidates at a position."""
+
+    name: str
+    apply: Callable[[Candidates, int], Candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Everything one sequence's sampling does, decided once."""
+
+    is_greedy: bool
+    """Take the likeliest token after the edits; there are no steps."""
+    edits: tuple[Edit, ...]
+    top_k: int
+    steps: tuple[Step, ...]
+    history_length: int
+    """How many tokens the edits look back."""
+
+
+def build_chain(params: SamplingParams, *, seed: int, dry_breakers: Collection[int] = ()) -> Chain:
+    """Return the chain of valid parameters.
+
+    Args:
+        seed: of the random numbers, as `params.seed` may be None.
+        dry_breakers: the tokens whose text holds one of `params.dry_breakers`.
+    """
+    is_greedy = params.temperature < LEAST_TEMPERATURE
+    penalties_back = params.repeat_last_n if _has_penalties(params) else 0
+    dry_back = params.dry_last_n if params.dry_multiplier > 0 else 0
+    return Chain(
+        is_greedy=is_greedy,
+        edits=_edits(params, penalties_back, dry_back, dry_breakers),
+        top_k=params.top_k,
+        steps=() if is_greedy else _steps(params, seed),
+        history_length=max(penalties_back, dry_back),
+    )
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return (
+        params.repeat_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+    )
+
+
+def _edits(
+    params: SamplingParams, penalties_back: int, dry_back: int, dry_breakers: Collection[int]
+) -> tuple[Edit, ...]:
+    chosen = []
+    if params.logit_bias:
+        chosen.append(Edit("bias", _bias(params)))
+    if penalties_back:
+        chosen.append(Edit("penalties", _penalties(params)))
+    if dry_back:
+        breakers = np.array(sorted(dry_breakers), np.int64)
+        chosen.append(Edit("dry", _dry(params, breakers)))
+    if params.top_n_sigma is not None:
+        chosen.append(Edit("top_n_sigma", _top_n_sigma(params.top_n_sigma)))
+    return tuple(chosen)
+
+
+def _steps(params: SamplingParams, seed: int) -> tuple[Step, ...]:
+    chosen = []
+    if params.typical_p < 1:
+        chosen.append(Step("typical_p", _everywhere(steps.typical_p, params.typical_p)))
+    if params.top_p < 1:
+        chosen.append(Step("top_p", _everywhere(steps.top_p, params.top_p)))
+    if params.min_p > 0:
+        chosen.append(Step("min_p", _everywhere(steps.min_p, params.min_p)))
+    if params.xtc_probability > 0:
+        chosen.append(Step("xtc", _xtc(params, seed)))
+    if params.temperature != 1:
+        chosen.append(Step("temperature", _everywhere(steps.temperature, params.temperature)))
+    return tuple(chosen)
+
+
+def _everywhere(
+    step: Callable[[Candidates, float], Candidates], amount: float
+) -> Callable[[Candidates, int], Candidates]:
+    return lambda candidates, _position: step(candidates, amount)
+
+
+def _xtc(params: SamplingParams, seed: int) -> Callable[[Candidates, int], Candidates]:
+    def apply(candidates: Candidates, position: int) -> Candidates:
+        if uniform(seed, position, Stream.XTC) >= params.xtc_probability:
+            return candidates
+        return steps.xtc(candidates, params.xtc_threshold)
+
+    return apply
+
+
+def _bias(params: SamplingParams) -> Callable[[Logits, History], None]:
+    tokens = np.array([token for token, _ in params.logit_bias], np.int64)
+    biases = np.array([bias for _, bias in params.logit_bias], np.float32)
+    return lambda logits, _history: edits.add_bias(logits, tokens, biases)
+
+
+def _penalties(params: SamplingParams) -> Callable[[Logits, History], None]:
+    def apply(logits: Logits, history: History) -> None:
+        edits.penalize_tokens(
+            logits,
+            history.recent(params.repeat_last_n),
+            repeat=params.repeat_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+        )
+
+    return apply
+
+
+def _dry(params: SamplingParams, breakers: NDArray[np.int64]) -> Callable[[Logits, History], None]:
+    def apply(logits: Logits, history: History) -> None:
+        recent = history.recent(params.dry_last_n)
+        edits.penalize_sequences(
+            logits,
+            recent,
+            multiplier=params.dry_multiplier,
+            base=params.dry_base,
+            allowed_length=params.dry_allowed_length,
+            is_breaker=np.isin(recent, breakers),
+        )
+
+    return apply
+
+
+def _top_n_sigma(deviations: float) -> Callable[[Logits, History], None]:
+    return lambda logits, _history: edits.cut_below_deviations(logits, deviations)
