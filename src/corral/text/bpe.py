@@ -3,18 +3,18 @@
 It knows no special tokens: text reaches it already cut at them.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from corral.errors import TokenizerError
+from corral.log import logger
 from corral.text.pretokenize import PreTokenizer
 from corral.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -4,14 +4,14 @@ It trusts nothing: a key may be absent, of another type, short, or hold an id th
 What the keys mean for tokenization it does not know.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from corral.errors import TokenizerError
+from corral.log import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PREFIX: Final = "tokenizer.ggml."
 MAX_TOKENS: Final = 1 << 22

@@ -8,8 +8,10 @@ from corral.errors import TokenizerError
 from corral.text.bpe import Encoder, Merge, byte_pair_tokenizer, encoder_of
 from corral.text.vocabulary import TokenType, Vocabulary
 
-MAX_SPLITS = 1 << 23
-"""Places where a token could be split, over all tokens; 262144 tokens of Gemma have 1.6 million."""
+MAX_WORK = 1 << 28
+"""Limit of the time to work out the merges; Gemma's 262144 tokens need 1.2e8, about a second."""
+_SPLIT_COST = 60
+"""A split costs as much as hashing this many characters."""
 
 SPACE = "▁"
 
@@ -50,19 +52,20 @@ def merges_from_scores(ids: dict[str, int], types: list[int], scores: list[float
         TokenizerError: there are too many places to split at.
     """
     texts = [text for text, kind in zip(ids, types, strict=True) if kind in _MERGED]
-    num_splits = sum(map(len, texts)) - len(texts)
-    if num_splits > MAX_SPLITS:
+    work = sum(len(text) * (len(text) + _SPLIT_COST) for text in texts)
+    if work > MAX_WORK:
+        longest = max(map(len, texts))
         raise TokenizerError(
-            f"the {len(texts)} tokens could be split at {num_splits} places, more than the "
-            f"{MAX_SPLITS} allowed: they are too long for a vocabulary."
+            f"working out the merges of {len(texts)} tokens of up to {longest} characters would "
+            "take too long: this is no usual vocabulary."
         )
     texts.sort(key=lambda text: -scores[ids[text]])
     merges: list[Merge] = []
     for text in texts:
         pairs = [
-            (text[:at], text[at:])
+            (left, right)
             for at in range(1, len(text))
-            if text[:at] in ids and text[at:] in ids
+            if (right := text[at:]) in ids and (left := text[:at]) in ids
         ]
         if len(pairs) > 1:
             pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))

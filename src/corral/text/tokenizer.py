@@ -165,7 +165,7 @@ class Tokenizer:
     def _plain(self, text: str) -> list[int]:
         try:
             return self._encode_plain(text)
-        except UnicodeEncodeError:
+        except (TypeError, UnicodeEncodeError):  # how the library refuses lone surrogates
             raise InvalidArgument(
                 "the text holds half of a surrogate pair, which is no character; "
                 "send valid Unicode."

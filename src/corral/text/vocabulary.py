@@ -4,12 +4,12 @@ It follows llama.cpp in what is tolerated and in the guesses that old files need
 end-of-generation tokens recognised by their text). How text becomes tokens it does not know.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from corral.errors import TokenizerError, UnsupportedModel
+from corral.log import logger
 from corral.text.metadata import TokenizerMetadata
 from corral.text.pretokenize import PreTokenizer, pre_tokenizer
 from corral.text.well_known import (
@@ -21,7 +21,7 @@ from corral.text.well_known import (
     REPLY_MARKUP,
 )
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class VocabularyKind(Enum):
