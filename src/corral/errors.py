@@ -170,6 +170,11 @@ class CompileError(InternalError):
 
     code = "compile"
 
+    def __init__(self, message: str, *, ir: str = "") -> None:
+        """Keep the kernel's text in `ir`."""
+        super().__init__(message)
+        self.ir = ir
+
 
 class DeviceFault(InternalError):
     """The device reported a fault that only a new process recovers from."""
