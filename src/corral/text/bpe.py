@@ -3,7 +3,7 @@
 It knows no special tokens: text reaches it already cut at them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from corral.errors import TokenizerError
@@ -50,13 +50,16 @@ def split_merges(written: list[str]) -> list[Merge]:
     """
     merges = []
     for merge in dict.fromkeys(written):
-        at = merge.find(" ", 1)
-        if at < 0:
+        left, space, right = merge.partition(" ")
+        if not left:
+            left, space, right = merge[1:].partition(" ")
+            left = " " + left
+        if not space:
             raise TokenizerError(
                 f"merge {written.index(merge)} is {merge[:40]!r}, expected two parts and a space "
                 "between them."
             )
-        merges.append((merge[:at], merge[at + 1 :]))
+        merges.append((left, right))
     return merges
 
 
@@ -78,25 +81,24 @@ def byte_pair_tokenizer(
     from tokenizers import Tokenizer, models
 
     known = encodable(ids)
-
-    def build(merges: list[Merge]) -> "tokenizers.Tokenizer":
-        return Tokenizer(
-            models.BPE(
-                vocab=known,
-                merges=merges,
-                unk_token=unknown,
-                fuse_unk=unknown is not None,
-                byte_fallback=byte_fallback,
-                ignore_merges=whole_words,
-            )
-        )
-
-    try:
-        return build(merges)
-    except Exception:  # the library has one class for everything, also for unknown parts
-        usable = list(_usable(merges, known))
-    log.warning("%d merges name parts that are no tokens: dropped", len(merges) - len(usable))
-    return translated(build, usable)
+    # The library panics on a merge that makes something longer than every token.
+    usable = [
+        (left, right)
+        for left, right in merges
+        if left in known and right in known and left + right in known
+    ]
+    if len(usable) < len(merges):
+        log.warning("%d merges name parts that are no tokens: dropped", len(merges) - len(usable))
+    model = translated(
+        models.BPE,
+        vocab=known,
+        merges=usable,
+        unk_token=unknown,
+        fuse_unk=unknown is not None,
+        byte_fallback=byte_fallback,
+        ignore_merges=whole_words,
+    )
+    return Tokenizer(model)
 
 
 def encodable(ids: Mapping[str, int]) -> dict[str, int]:
@@ -134,12 +136,6 @@ def _with_pre_tokenizer(tokenizer: "tokenizers.Tokenizer", pre: PreTokenizer) ->
     return lambda text: encode(text.replace(" ", "▁"))
 
 
-def _usable(merges: Iterable[Merge], ids: Mapping[str, int]) -> Iterable[Merge]:
-    return (
-        merge for merge in merges if merge[0] in ids and merge[1] in ids and "".join(merge) in ids
-    )
-
-
 def _is_valid(text: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
@@ -148,5 +144,8 @@ def translated(build: Callable[_P, _T], *arguments: _P.args, **options: _P.kwarg
     """Call into the library and turn whatever it raises into a TokenizerError."""
     try:
         return build(*arguments, **options)
-    except Exception as error:
-        raise TokenizerError(f"the vocabulary cannot be used: {str(error)[:200]}") from error
+    except BaseException as error:
+        # A panic of the library is no Exception, and its class cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"the vocabulary cannot be used: {str(error)[:200]}") from error
+        raise

@@ -1,10 +1,13 @@
 """Tests of damaged vocabularies: typed errors, or tolerated on purpose."""
 
+import itertools
 import tracemalloc
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from corral.errors import TokenizerError, UnsupportedModel
+from corral.errors import CorralError, TokenizerError, UnsupportedModel
 from corral.text.pretokenize import PRE_TOKENIZERS, pre_tokenizer
 from corral.text.tokenizer import Tokenizer
 
@@ -209,3 +212,44 @@ def test_text_is_cut_as_the_name_says(name, text, words):
         split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
         pieces = [word for piece in pieces for word, _ in split.pre_tokenize_str(piece)]
     assert pieces == words
+
+
+_junk = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 1 << 33),
+    st.floats(),
+    st.text(max_size=8),
+    st.lists(st.text(max_size=4), max_size=8),
+    st.lists(st.integers(-2, 9), max_size=400),
+    st.lists(st.floats(), max_size=8),
+)
+_keys = ["model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id"]
+_keys += ["eos_token_id", "unknown_token_id", "add_bos_token", "add_space_prefix"]
+
+
+@given(
+    st.sampled_from(["gpt2", "llama", "bert", "gemma4"]),
+    st.dictionaries(st.sampled_from(_keys), _junk, max_size=3),
+    st.lists(st.text(max_size=3), min_size=1, max_size=12, unique=True),
+    st.data(),
+)
+@settings(deadline=None)
+def test_any_metadata_give_a_tokenizer_or_a_typed_error(model, changes, tokens, data):
+    """Whatever stands in the metadata, nothing but an error of corral's comes out."""
+    merges = [" ".join(pair) for pair in itertools.pairwise(tokens)]
+    metadata = {
+        P + "model": model,
+        P + "pre": "default",
+        P + "tokens": tokens,
+        P + "token_type": data.draw(st.lists(st.integers(0, 7), min_size=12, max_size=12)),
+        P + "scores": [0.0] * 12,
+        P + "merges": merges,
+        P + "unknown_token_id": 0,
+    } | {P + key: value for key, value in changes.items()}
+    try:
+        tokenizer = Tokenizer.from_metadata(metadata)
+        ids = tokenizer.encode("".join(tokens) + " ▁a\n", parse_special=True)
+        assert isinstance(tokenizer.decode(ids), str)
+    except CorralError:
+        pass
