@@ -1,6 +1,7 @@
 """The sampler of one sequence: reproducible, independent of its neighbours, and careful."""
 
 import math
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -214,6 +215,30 @@ def test_strided_logits():
     spread[:, 0] = logits
     sampler = Sampler(SamplingParams(seed=3), VOCABULARY)
     assert sampler.sample(spread[:, 0], 5) == sampler.sample(logits, 5)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=1, logprobs=5), EVERYTHING])
+def test_sampling_holds_no_more_memory_with_every_token(params):
+    """A thousand further tokens leave as much memory in use as there was before them."""
+    sampler = Sampler(params, 200)
+    logits = logits_of(0, 200)
+
+    def run(first, count):
+        for position in range(first, first + count):
+            token = sampler.sample(logits, position)
+            sampler.accept(token)
+            sampler.logprobs(logits, token)
+
+    run(0, 1100)
+    tracemalloc.start()
+    try:
+        run(1100, 20)
+        before, _ = tracemalloc.get_traced_memory()
+        run(1120, 1000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2000  # less than two bytes a token
 
 
 def test_invalid_parameters_are_refused():
