@@ -7,12 +7,11 @@ registry.open("cpu") ──▶ Device ──▶ backend() ──▶ Backend ─�
                          closed first           its device                  evaluating
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from corral.memory.buffer import Buffer
 from corral.memory.lifetime import Lifetime
@@ -22,6 +21,10 @@ from corral.memory.stored import StoredSlot, WeightsLayout
 from corral.memory.traits import DeviceTraits
 from corral.tensor.ops import Columns, Op
 from corral.tensor.tensor import Tensor
+
+if TYPE_CHECKING:  # the router reads these protocols, and it loads no NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, what is done and the total."""

@@ -67,8 +67,8 @@ def liveness(graph: Graph) -> Liveness:
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}
     for number, node in enumerate(graph):
-        if node.op is Op.KV_APPEND:
-            continue
+        if node.base.op.traits.is_leaf:
+            continue  # the state, or a view of an input
         taken = _taken_over(node, number, owner, last)
         root = owner[taken] if taken is not None else node
         owner[node] = root

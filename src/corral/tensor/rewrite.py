@@ -14,6 +14,7 @@ from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
 
 Readers = Mapping[Tensor, tuple[Tensor, ...]]
+"""Who reads each tensor; outputs are left out, because the caller reads them too."""
 Rule = Callable[[Tensor, Readers], Tensor | None]
 
 
@@ -34,7 +35,7 @@ def fuse(graph: Graph, supported: frozenset[Op]) -> Graph:
 
 def rewrite(graph: Graph, rule: Rule) -> Graph:
     """Return the graph with each node replaced by what the rule gives for it, if anything."""
-    readers = graph.consumers()
+    readers = {t: nodes for t, nodes in graph.consumers().items() if t not in graph.outputs}
     renewed: dict[Tensor, Tensor] = {}
     nodes: list[Tensor] = []
 

@@ -21,8 +21,10 @@ def verify(graph: Graph) -> Graph:
     """
     seen: set[Tensor] = set()
     names: set[str] = set()
+    leaves: dict[str, Tensor] = {}
     for node in graph:
         _check_node(node, seen)
+        _check_leaves(node, leaves)
         if node.name in names:
             raise _broken(node, "its name is used twice")
         names.add(node.name)
@@ -49,10 +51,40 @@ def _check_node(node: Tensor, seen: set[Tensor]) -> None:
             raise _broken(node, f"it reads {source.name} before that is computed")
     if any(size <= 0 for size in node.shape):
         raise _broken(node, "a dimension is empty")
-    rule = RULES.get(node.op)
-    message = rule(node) if rule else None
+    message = _types(node) or _rows(node) or RULES[node.op](node)
     if message:
         raise _broken(node, message)
+
+
+def _check_leaves(node: Tensor, leaves: dict[str, Tensor]) -> None:
+    """Refuse two different leaves of one name: plans know leaves by name."""
+    for leaf in node.sources:
+        if leaf.op.traits.is_leaf:
+            known = leaves.setdefault(leaf.name, leaf)
+            if (known.op, known.dtype, known.shape) != (leaf.op, leaf.dtype, leaf.shape):
+                raise _broken(node, f"it reads {leaf!r}, another node reads {known!r}")
+
+
+def _types(node: Tensor) -> str | None:
+    expected = DType.A8 if node.op in _QUANTIZING else DType.F32
+    if node.op is Op.KV_APPEND:
+        expected = node.sources[2].dtype
+    if node.dtype is not expected:
+        return f"its result is not {expected.name}"
+    multiplied = node.sources[0] if node.op in (Op.MATMUL, Op.MATMUL_ADD) else None
+    for source in node.sources:
+        if source.dtype is DType.A8 and source is not multiplied:
+            return f"it reads {source!r}, which only products can"
+    return None
+
+
+def _rows(node: Tensor) -> str | None:
+    first = node.sources[0]
+    if node.op in (Op.KV_APPEND, Op.SELECT_ROWS):
+        return None
+    if node.shape[0] != first.shape[0] or node.extent is not first.extent:
+        return f"its rows are not those of {first!r}"
+    return None
 
 
 def _broken(node: Tensor, message: str) -> InvalidGraph:
@@ -95,8 +127,8 @@ def _matmul(node: Tensor) -> str | None:
     rest = list(node.sources[2:])
     if node.op is Op.MATMUL_ADD:
         residual = rest.pop(0)
-        if residual.shape != node.shape or residual.dtype is not DType.F32:
-            return f"the residual {residual!r} has another shape"
+        if residual.shape != node.shape or residual.extent is not node.extent:
+            return f"the residual {residual!r} has another shape or extent"
     if rest and rest[0].shape != (node.columns,):
         return f"the bias {rest[0]!r} has another length"
     return None
@@ -117,6 +149,8 @@ def _rope(node: Tensor) -> str | None:
     assert isinstance(attributes, Rope)
     if x.columns % attributes.head_dim:
         return f"{x.columns} columns are no whole heads of {attributes.head_dim}"
+    if rotations.extent is not x.extent:
+        return f"the rotations {rotations!r} are of other rows"
     if rotations.columns > attributes.head_dim:
         return f"it turns {rotations.columns} dimensions of heads of {attributes.head_dim}"
     return None if x.shape == node.shape else "it changes the shape"
@@ -138,6 +172,8 @@ def _attention(node: Tensor) -> str | None:
     assert isinstance(attributes, Attend)
     if appended.op is not Op.KV_APPEND:
         return "it reads a state that this evaluation has not appended to"
+    if node.columns != q.columns or q.extent is not node.sources[2].extent:
+        return f"it does not give what {q!r} asks for"
     if q.columns != attributes.heads * attributes.head_dim:
         return f"{q!r} is not {attributes.heads} heads of {attributes.head_dim}"
     if attributes.heads % attributes.kv_heads:
@@ -148,7 +184,10 @@ def _attention(node: Tensor) -> str | None:
 
 
 def _select_rows(node: Tensor) -> str | None:
-    return None if node.extent is Extent.OUTPUTS else "its rows are not the outputs"
+    x, rows = node.sources
+    if node.shape != (rows.shape[0], x.columns) or node.extent is not Extent.OUTPUTS:
+        return f"it is not {rows!r} of {x!r}"
+    return None
 
 
 def _view(node: Tensor) -> str | None:
@@ -160,8 +199,16 @@ def _view(node: Tensor) -> str | None:
 
 
 def _quantize(node: Tensor) -> str | None:
-    return None if node.dtype is DType.A8 else "its result is not A8"
+    if node.columns % DType.A8.block_elements:
+        return f"{node.columns} columns are no whole groups of {DType.A8.block_elements}"
+    return None
 
+
+def _quantize_plain(node: Tensor) -> str | None:
+    return _same_shape(node) or _quantize(node)
+
+
+_QUANTIZING = frozenset({Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED_QUANTIZE})
 
 RULES: dict[Op, Callable[[Tensor], str | None]] = {
     Op.EMBED: _embed,
@@ -178,9 +225,9 @@ RULES: dict[Op, Callable[[Tensor], str | None]] = {
     Op.ATTENTION: _attention,
     Op.SELECT_ROWS: _select_rows,
     Op.VIEW: _view,
-    Op.QUANTIZE: _quantize,
+    Op.QUANTIZE: _quantize_plain,
     Op.NORM_QUANTIZE: lambda node: _norm(node) or _quantize(node),
     Op.GATED: _same_shape,
-    Op.GATED_QUANTIZE: lambda node: _same_shape(node) or _quantize(node),
+    Op.GATED_QUANTIZE: _quantize_plain,
 }
 """The rule of each operation: what is wrong with a node, or None."""
