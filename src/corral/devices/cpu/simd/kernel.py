@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from corral.devices.cpu.features import Target
 from corral.devices.cpu.simd.arithmetic import first_lanes
-from corral.devices.cpu.simd.types import Type, boolean, i32, i64
+from corral.devices.cpu.simd.types import Type, boolean, i32, i64, u64
 from corral.devices.cpu.simd.value import Value, splat
 
 Body = Callable[..., Value | None]
@@ -298,6 +298,11 @@ class Kernel:
         pointer = self._pointer(address)
         return self.emit(value.type, f"atomicrmw add ptr {pointer}, {value.typed} seq_cst")
 
+    def atomic_exchange(self, address: Value, value: Value) -> Value:
+        """Write a shared integer and return what it was (sequentially consistent)."""
+        pointer = self._pointer(address)
+        return self.emit(value.type, f"atomicrmw xchg ptr {pointer}, {value.typed} seq_cst")
+
     def load_acquire(self, of: Type, address: Value) -> Value:
         """Read a shared integer; what its writer wrote before is seen from here on."""
         pointer = self._pointer(address)
@@ -308,6 +313,11 @@ class Kernel:
         """Write a shared integer; whoever reads it sees everything written before."""
         pointer, size = self._pointer(address), value.type.bytes
         self.append(f"store atomic {value.typed}, ptr {pointer} release, align {size}")
+
+    def ticks(self) -> Value:
+        """Read a counter (u64) that runs at a steady rate, which differs between machines."""
+        name = "readcyclecounter" if self.target.is_x86 else "readsteadycounter"
+        return self.intrinsic(f"llvm.{name}", u64, [])
 
     def pause(self) -> None:
         """Tell the processor that this is a spinning wait."""
