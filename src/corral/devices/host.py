@@ -18,6 +18,8 @@ from corral.memory.lifetime import Lifetime
 from corral.memory.planner import align
 
 PAGE_BYTES = mmap.PAGESIZE
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+"""Python's default is shared memory: it gets no huge pages, and is not counted as anonymous."""
 _HUGE_FROM_BYTES = 8 << 20
 """Below this, 2 MiB pages would cost more memory than they save time."""
 
@@ -42,7 +44,7 @@ class HostMemory:
         """
         size = align(size_bytes, PAGE_BYTES)
         try:
-            mapping = mmap.mmap(-1, max(size, PAGE_BYTES))
+            mapping = mmap.mmap(-1, max(size, PAGE_BYTES), flags=_PRIVATE)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemory(
                 f"the system refused {size} bytes of {lifetime.value}: {error}"

@@ -1,0 +1,48 @@
+"""Host memory that devices allocate."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from corral.devices.host import PAGE_BYTES, HostMemory, array_at
+from corral.memory.lifetime import Lifetime
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def mapping_of(address):
+    """Return the description of the mapping that an address lies in."""
+    found = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head and not head.endswith(":"):
+            first, end = (int(part, 16) for part in head.split("-"))
+            found = {} if first <= address < end else None
+        elif found is not None:
+            name, _, value = line.partition(":")
+            found[name] = value.strip()
+            if name == "VmFlags":
+                return found
+    raise AssertionError("the address is not mapped")
+
+
+@on_linux
+def test_buffers_are_private_memory():
+    """Buffers are anonymous memory of this process: counted in RssAnon, open to huge pages."""
+    memory = HostMemory("test")
+    buffer = memory.allocate(16 << 20, Lifetime.WEIGHTS)
+    array_at(buffer.address, (buffer.size_bytes,), "u1")[:] = 1
+    mapping = mapping_of(buffer.address)
+    buffer.close()
+    assert int(mapping["Anonymous"].split()[0]) >= 16 << 10
+    assert "sh" not in mapping["VmFlags"].split()
+
+
+def test_closing_gives_back():
+    """A closed buffer is gone, and so are its bytes."""
+    memory = HostMemory("test")
+    buffer = memory.allocate(PAGE_BYTES + 1, Lifetime.SCRATCH)
+    assert memory.allocated_bytes == buffer.size_bytes == 2 * PAGE_BYTES
+    buffer.close()
+    assert memory.allocated_bytes == 0
