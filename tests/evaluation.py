@@ -1,0 +1,105 @@
+"""A graph planned, allocated, uploaded and run on any device, with its scratch poisoned.
+
+Whatever reads a byte that no node of this evaluation wrote gives NaN, and the test fails.
+"""
+
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from corral.devices.base import ModelBuffers
+from corral.devices.host import array_at
+from corral.memory.lifetime import Lifetime
+from corral.memory.plan import plan_model
+from corral.memory.records import RecordPool
+from corral.quant.dequantize import dequantize
+from corral.quant.quantize import quantize
+from corral.tensor.ops import Op
+from corral.tensor.verify import verify
+
+
+def random_weights(graph, seed=0):
+    """Return bytes as a file has them for each weight of the graph, small enough not to explode."""
+    generator = np.random.default_rng(seed)
+    return {
+        weight.name: encoded(
+            generator.normal(size=weight.shape) / np.sqrt(weight.columns), weight.dtype
+        )
+        for weight in graph.leaves(Op.WEIGHT)
+    }
+
+
+def encoded(values, dtype):
+    """Return values as the bytes of a file."""
+    return quantize(np.asarray(values, np.float32), dtype).tobytes()
+
+
+def decoded(graph, weights):
+    """Return the float64 values that the bytes of the weights stand for."""
+    return {
+        tensor.name: dequantize(weights[tensor.name], tensor.dtype, tensor.shape).astype(np.float64)
+        for tensor in graph.leaves(Op.WEIGHT)
+    }
+
+
+class Evaluation:
+    """One graph on one device; `with` gives everything back."""
+
+    def __init__(self, device, graph, weights=None):
+        self.device, self.graph = device, verify(graph)
+        self.model = plan_model([graph], device.traits, loading_bytes=0)
+        (self.plan,) = self.model.plans
+        self._stack = ExitStack()
+        footprint = self.model.footprint()
+        buffers = {
+            life: self._stack.enter_context(closing(device.allocate(size, life)))
+            for life, size in footprint.items()
+            if life is not Lifetime.CONTEXT
+        }
+        self.buffers = ModelBuffers(
+            weights=buffers[Lifetime.WEIGHTS],
+            state=buffers[Lifetime.STATE],
+            scratch=buffers[Lifetime.SCRATCH],
+            staging=buffers[Lifetime.STAGING],
+            records=RecordPool(
+                buffers[Lifetime.RECORDS],
+                record_bytes=device.traits.record_bytes,
+                capacity=len(graph),
+            ),
+            weights_layout=self.model.weights,
+            state_layout=self.model.state,
+        )
+        self._upload(weights if weights is not None else random_weights(graph))
+        self.backend = self._stack.enter_context(closing(device.backend()))
+        self.program = self.backend.lower(self.plan, self.buffers)
+
+    def _upload(self, weights):
+        for slot in self.model.weights.slots.values():
+            tensor = slot.tensor
+            constant = tensor.op is Op.CONSTANT
+            data = np.array(tensor.attributes.values) if constant else weights[tensor.name]
+            self.device.upload(slot, self.buffers.weights, 0, memoryview(data).cast("B"))
+
+    def run(self, *, outputs=0, **inputs):
+        """Evaluate one batch and return a copy of each output of the graph."""
+        self.poison()
+        arrays = {name: np.asarray(value, np.int32) for name, value in inputs.items()}
+        self.backend.run(self.program, arrays, outputs)
+        rows = len(arrays["tokens" if "tokens" in arrays else "positions"])
+        counts = {"ROWS": rows, "OUTPUTS": outputs}
+        return [
+            self.backend.read(self.program, output, counts[output.extent.name]).copy()
+            for output in self.graph.outputs
+        ]
+
+    def poison(self):
+        """Fill the scratch arena with NaN."""
+        if self.device.name != "null":
+            scratch = self.buffers.scratch
+            array_at(scratch.address, (scratch.size_bytes // 4,), np.float32)[:] = np.nan
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stack.close()

@@ -1,0 +1,49 @@
+"""Devices by name."""
+
+import pytest
+
+from corral.devices import registry
+from corral.devices.null.device import NullDevice
+from corral.devices.reference.device import ReferenceDevice
+from corral.errors import DeviceUnavailable
+
+
+@pytest.mark.parametrize(("name", "kind"), [("reference", ReferenceDevice), ("null", NullDevice)])
+def test_open(name, kind):
+    """A name opens its device, and the device knows the name."""
+    with registry.open(name) as device:
+        assert isinstance(device, kind)
+        assert device.name == name
+
+
+def test_auto_is_the_cpu():
+    """Without a wish there is the CPU."""
+    assert registry.resolve("auto") == "cpu"
+    assert registry.traits("auto") is registry.traits("cpu")
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_traits_without_opening(name):
+    """Planning gets the traits that the device will have."""
+    traits = registry.traits(name)
+    if name != "cpu":
+        with registry.open(name) as device:
+            assert device.traits == traits
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cpus", "did you mean 'cpu'"),
+        ("CPU", "did you mean 'cpu'"),
+        ("referense", "did you mean 'reference'"),
+        ("cuda:0", "use one of auto, cpu"),
+        ("", "use one of auto, cpu"),
+        ("x" * 10_000, "use one of"),
+    ],
+)
+def test_unknown_names(name, hint):
+    """The refusal names the nearest device, or all of them, and stays short."""
+    with pytest.raises(DeviceUnavailable, match=hint) as refusal:
+        registry.open(name)
+    assert len(str(refusal.value)) < 200
