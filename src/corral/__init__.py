@@ -1,0 +1,75 @@
+"""Run GGUF language models from Python, with every byte of memory accounted for.
+
+    import corral
+
+    with corral.Model.load("demo") as model:
+        print(model.chat([{"role": "user", "content": "What is the capital of France?"}]))
+
+Importing the package loads nothing heavy; each name below is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from corral.contract.messages import FinishReason, SamplingParams
+    from corral.engine.generation import Generation
+    from corral.engine.metrics import GenerationStatistics, MemoryRow, MemoryStatistics
+    from corral.engine.model import ChatReply, Model
+    from corral.engine.planning import PlanReport, plan
+    from corral.errors import CorralError
+
+__all__ = [
+    "ChatReply",
+    "CorralError",
+    "FinishReason",
+    "Generation",
+    "GenerationStatistics",
+    "MemoryRow",
+    "MemoryStatistics",
+    "Model",
+    "PlanReport",
+    "SamplingParams",
+    "plan",
+]
+
+_HOMES = {
+    "ChatReply": "corral.engine.model",
+    "CorralError": "corral.errors",
+    "FinishReason": "corral.contract.messages",
+    "Generation": "corral.engine.generation",
+    "GenerationStatistics": "corral.engine.metrics",
+    "MemoryRow": "corral.engine.metrics",
+    "MemoryStatistics": "corral.engine.metrics",
+    "Model": "corral.engine.model",
+    "PlanReport": "corral.engine.planning",
+    "SamplingParams": "corral.contract.messages",
+    "plan": "corral.engine.planning",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home."""
+    if name == "__version__":
+        return _version()
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'corral' has no attribute {name!r}") from None
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("corral")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+unknown"

@@ -1,0 +1,170 @@
+"""One answer on the terminal: options, streaming, Ctrl-C, and the line of statistics."""
+
+import signal
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from corral.cli.arguments import Parser, real, whole
+from corral.memory.ledger import format_bytes
+
+if TYPE_CHECKING:
+    from corral import Generation, GenerationStatistics, MemoryStatistics, SamplingParams
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How an answer is to be made; the same options serve every way to ask."""
+
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    sampling: "SamplingParams"
+
+    @classmethod
+    def of(cls, parsed: Namespace) -> "AnswerOptions":
+        """Take the options that `add_answer_options` added.
+
+        Raises:
+            InvalidArgument: a sampling parameter is out of range.
+        """
+        from corral.contract.messages import SamplingParams
+
+        given = {name: getattr(parsed, name) for name in _SAMPLING}
+        sampling = SamplingParams(**{n: value for n, value in given.items() if value is not None})
+        sampling.validate()
+        return cls(parsed.max_tokens, tuple(parsed.stop), parsed.ignore_eos, sampling)
+
+
+def add_answer_options(parser: Parser) -> None:
+    """Add what `AnswerOptions` holds."""
+    group = parser.add_argument_group("answer")
+    group.add_argument(
+        "-n", "--max-tokens", metavar="N", type=whole(1), help="longest answer (default: no limit)"
+    )
+    group.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="text that ends the answer; may be given several times",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="go on when the model wants to end"
+    )
+    _add_sampling(parser)
+
+
+def _add_sampling(parser: Parser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--temperature",
+        metavar="X",
+        type=real(0, 100),
+        help="0 takes the likeliest token (default: 0.8)",
+    )
+    group.add_argument(
+        "--top-k", metavar="N", type=whole(0), help="likeliest tokens kept; 0 is all (default: 40)"
+    )
+    group.add_argument(
+        "--top-p", metavar="X", type=real(0, 1), help="probability mass kept (default: 0.95)"
+    )
+    group.add_argument(
+        "--min-p",
+        metavar="X",
+        type=real(0, 1),
+        help="least probability kept, relative to the likeliest (default: 0.05)",
+    )
+    group.add_argument(
+        "--repeat-penalty",
+        metavar="X",
+        type=real(0, 100),
+        help="above 1 makes tokens of late unlikelier (default: 1)",
+    )
+    group.add_argument(
+        "--seed",
+        metavar="N",
+        type=whole(0, 2**64 - 1),
+        help="repeat an answer exactly (default: random)",
+    )
+
+
+def stream(generation: "Generation", write: Callable[[str], None]) -> str:
+    """Write an answer piece by piece and return it whole.
+
+    The first Ctrl-C ends the answer, which keeps what it has; a second one interrupts for good.
+    """
+    pieces = []
+    with generation, _first_interrupt() as was_interrupted:
+        for piece in generation:
+            pieces.append(piece)
+            write(piece)
+            if was_interrupted():
+                generation.cancel()
+                break
+    return "".join(pieces)
+
+
+@contextmanager
+def _first_interrupt() -> Iterator[Callable[[], bool]]:
+    """Note the first SIGINT instead of raising: a step of the engine must not be torn apart."""
+    came = False
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: came
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def statistics_line(statistics: "GenerationStatistics", memory_bytes: int) -> str:
+    """Return what an answer took, on one line."""
+    cached = f" ({statistics.cached_tokens} cached)" if statistics.cached_tokens else ""
+    return (
+        f"{statistics.prompt_tokens} prompt tokens{cached} "
+        f"at {_rate(statistics.prefill_tokens_per_s)} · "
+        f"{statistics.generated_tokens} generated at {_rate(statistics.decode_tokens_per_s)} · "
+        f"first after {statistics.time_to_first_token_s:.2f} s · "
+        f"memory {format_bytes(memory_bytes)}"
+    )
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.{0 if tokens_per_s >= 100 else 1}f} tokens/s"
+
+
+def as_json(
+    text: str, statistics: "GenerationStatistics", memory: "MemoryStatistics"
+) -> dict[str, object]:
+    """Return an answer and what it took as one object."""
+    return {
+        "text": text,
+        "finish_reason": statistics.finish_reason.value,
+        "prompt_tokens": statistics.prompt_tokens,
+        "cached_tokens": statistics.cached_tokens,
+        "generated_tokens": statistics.generated_tokens,
+        "prefill_s": statistics.prefill_s,
+        "decode_s": statistics.decode_s,
+        "prefill_tokens_per_s": statistics.prefill_tokens_per_s,
+        "decode_tokens_per_s": statistics.decode_tokens_per_s,
+        "time_to_first_token_s": statistics.time_to_first_token_s,
+        "memory": {
+            "total_bytes": memory.total_bytes,
+            "rows": [asdict(row) for row in memory.rows],
+        },
+    }

@@ -1,0 +1,145 @@
+"""Options that several commands share, and a parser whose complaints are one line.
+
+argparse and not a larger library, because parsing is part of the time to the first token.
+"""
+
+import argparse
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from corral.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
+DEFAULT_MODEL = "demo"
+MODEL_HELP = "path, cached name, hf:owner/repo[/file], or demo"
+MAX_TOKENS = 2**31 - 1
+MAX_THREADS = 1024
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of one command."""
+
+    def __init__(self, command: str, synopsis: str, description: str) -> None:
+        """Make a parser for `corral COMMAND`; the synopsis is what follows in its usage line."""
+        super().__init__(
+            prog=f"corral {command}",
+            usage=f"corral {command} {synopsis}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the complaint.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def whole(low: int, high: int = MAX_TOKENS) -> Callable[[str], int]:
+    """Return a converter that takes integers of low…high."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            raise ArgumentTypeError(f"{text[:40]!r} is no integer from {low} to {high}")
+        return number
+
+    return convert
+
+
+def real(low: float, high: float) -> Callable[[str], float]:
+    """Return a converter that takes numbers of low…high."""
+
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if not low <= number <= high:
+            raise ArgumentTypeError(f"{text[:40]!r} is no number from {low:g} to {high:g}")
+        return number
+
+    return convert
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is to be loaded."""
+
+    model: str
+    device: str
+    context: int | None
+    kv_type: str
+    threads: int | None
+
+    @classmethod
+    def of(cls, parsed: Namespace) -> "LoadOptions":
+        """Take the options that `add_load_options` added."""
+        return cls(parsed.model, parsed.device, parsed.context, parsed.kv_type, parsed.threads)
+
+
+def add_model(parser: Parser) -> None:
+    """Add the positional MODEL."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+
+
+def add_load_options(group: "Parser | _ArgumentGroup", *, context: int | None = None) -> None:
+    """Add what `LoadOptions` holds, except the model."""
+    add_device(group)
+    add_context(group, default=context)
+    add_kv_type(group)
+    group.add_argument(
+        "--threads",
+        metavar="N",
+        type=whole(1, MAX_THREADS),
+        help="threads of the CPU (default: all it may use)",
+    )
+
+
+def add_device(group: "Parser | _ArgumentGroup", default: str = "auto") -> None:
+    """Add --device."""
+    group.add_argument(
+        "--device", metavar="NAME", default=default, help=f"where to compute (default: {default})"
+    )
+
+
+def add_context(group: "Parser | _ArgumentGroup", *, default: int | None) -> None:
+    """Add --context."""
+    shown = "the model's own, at most 4096" if default is None else default
+    group.add_argument(
+        "--context",
+        metavar="N",
+        type=whole(1),
+        default=default,
+        help=f"tokens of prompt and answer together (default: {shown})",
+    )
+
+
+def add_kv_type(group: "Parser | _ArgumentGroup") -> None:
+    """Add --kv-type."""
+    group.add_argument(
+        "--kv-type",
+        choices=("f16", "bf16", "f32", "q8_0"),
+        default="f16",
+        help="data type of the KV cache (default: f16)",
+    )
+
+
+def add_json(group: "Parser | _ArgumentGroup") -> None:
+    """Add --json."""
+    group.add_argument("--json", action="store_true", help="print one JSON object instead of text")

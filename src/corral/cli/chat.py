@@ -1,0 +1,176 @@
+"""A chat on the terminal: reads entries, keeps the history, obeys commands.
+
+Ctrl-C ends an answer or clears an entry, never the chat; Ctrl-D or /exit leaves.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from corral.cli.answer import AnswerOptions, statistics_line, stream
+from corral.cli.output import note, write
+from corral.errors import UsageError
+
+if TYPE_CHECKING:
+    from corral import Model
+
+Read = Callable[[str], str]
+"""Takes a prompt to show and returns a line; raises EOFError at the end."""
+
+HELP = """\
+/help          this text
+/reset         forget the conversation
+/system TEXT   set the instructions; without TEXT, show them
+/exit          leave (Ctrl-D too)
+An entry goes on after a \\ at the end of its line, and between \"\"\" and \"\"\".
+Ctrl-C stops an answer."""
+
+_PROMPT, _MORE, _QUOTES = "> ", ". ", '"""'
+# A word after the slash and nothing that makes it a path.
+_COMMAND = re.compile(r"/(\w+)(?:\s+(.*))?", re.DOTALL)
+
+
+class Conversation:
+    """The messages so far."""
+
+    def __init__(self, system: str | None = None) -> None:
+        """Begin a conversation under some instructions."""
+        self.system = system
+        self._turns: list[dict[str, object]] = []
+
+    def messages(self) -> list[dict[str, object]]:
+        """Return the instructions and all turns."""
+        first = [] if self.system is None else [_message("system", self.system)]
+        return [*first, *self._turns]
+
+    def ask(self, text: str) -> None:
+        """Add what the user says."""
+        self._turns.append(_message("user", text))
+
+    def answer(self, text: str) -> None:
+        """Add what the model says; an empty answer takes its question back."""
+        if text:
+            self._turns.append(_message("assistant", text))
+        else:
+            self._turns.pop()
+
+    def reset(self) -> None:
+        """Forget all turns; the instructions stay."""
+        self._turns.clear()
+
+
+def _message(role: str, content: str) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def chat(
+    model: "Model", options: AnswerOptions, *, system: str | None = None, read: Read | None = None
+) -> None:
+    """Chat until the user leaves.
+
+    Raises:
+        TemplateError: the model has no usable chat template.
+    """
+    _ = model.template  # refused before the first question rather than after it
+    read = read or _terminal_reader()
+    conversation = Conversation(system)
+    note(f"chat with {model.name}; /help lists commands, Ctrl-D leaves")
+    while True:
+        try:
+            entry = read_entry(read)
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            note("/exit or Ctrl-D leaves")
+            continue
+        command = _COMMAND.fullmatch(entry.strip())
+        if command and command[1] == "exit":
+            return
+        if command:
+            _obey(command[1], command[2] or "", conversation)
+        elif entry.strip():
+            _turn(model, options, conversation, entry)
+
+
+def read_entry(read: Read) -> str:
+    r"""Read one entry: a line, lines joined by a \ at their end, or lines between triple quotes.
+
+    Raises:
+        EOFError: the input ended.
+    """
+    first = read(_PROMPT)
+    if first.lstrip().startswith(_QUOTES):
+        return _quoted(read, first.lstrip()[len(_QUOTES) :])
+    lines = [first]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(read(_MORE))
+    return "\n".join(lines)
+
+
+def _quoted(read: Read, first: str) -> str:
+    lines = [first] if first else []
+    while not (lines and lines[-1].rstrip().endswith(_QUOTES)):
+        lines.append(read(_MORE))
+    lines[-1] = lines[-1].rstrip()[: -len(_QUOTES)]
+    return "\n".join(lines).strip("\n")
+
+
+def _obey(command: str, text: str, conversation: Conversation) -> None:
+    match command:
+        case "help":
+            print(HELP, file=sys.stderr)
+        case "reset":
+            conversation.reset()
+            note("the conversation is forgotten")
+        case "system" if text:
+            conversation.system = text
+            note("instructions set")
+        case "system":
+            note(f"instructions: {conversation.system or 'none'}")
+        case _:
+            note(f"no command /{command}; /help lists them")
+
+
+def _turn(model: "Model", options: AnswerOptions, conversation: Conversation, entry: str) -> None:
+    conversation.ask(entry)
+    text = ""
+    try:
+        generation = model.stream_chat(
+            conversation.messages(),
+            max_tokens=options.max_tokens,
+            stop=options.stop,
+            ignore_eos=options.ignore_eos,
+            sampling=options.sampling,
+        )
+        text = stream(generation, write)
+    except UsageError as error:
+        note(f"{error}; /reset starts over")
+        return
+    finally:
+        conversation.answer(text)
+    write("\n")
+    note(statistics_line(generation.statistics, model.memory().total_bytes))
+    if generation.statistics.finish_reason.value == "context":
+        note(f"the context of {model.context} tokens is full; /reset starts over")
+
+
+def _terminal_reader() -> Read:
+    if not sys.stdout.isatty():
+        return _read_beside_output
+    with suppress(ImportError):  # some builds of Python lack it
+        import readline  # noqa: F401 - gives input() editing and history
+    return input
+
+
+def _read_beside_output(prompt: str) -> str:
+    """Read a line while the output goes elsewhere, which the prompt must not."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")

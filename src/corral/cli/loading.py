@@ -1,0 +1,33 @@
+"""Loads a model for a command, showing what takes time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from corral.cli.arguments import LoadOptions
+from corral.cli.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from corral import Model
+
+
+@contextmanager
+def loaded(options: LoadOptions) -> Iterator["Model"]:
+    """Load a model and close it at the end."""
+    from corral.hub.resolve import resolve
+
+    with ProgressDisplay() as display:
+        # The file first: a name that is wrong is told before the engine is imported.
+        path = resolve(options.model, progress=display)
+        from corral import Model
+
+        model = Model.load(
+            path,
+            device=options.device,
+            context=options.context,
+            kv_type=options.kv_type,
+            threads=options.threads,
+            progress=display,
+        )
+    with model:
+        yield model
