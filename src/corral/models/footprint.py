@@ -78,12 +78,19 @@ def design_model(
 
     Raises:
         ModelError: if the file contradicts itself or needs what corral does not run.
+        InvalidArgument: if the KV type does not fit the model's heads.
     """
     family = architecture(metadata.architecture)
     hyper = family.read(metadata)
+    kv_type = KV_TYPES[limits.kv_type]
+    if hyper.head_dim % kv_type.block_elements:
+        raise InvalidArgument(
+            f"KV type {limits.kv_type} needs heads of a multiple of {kv_type.block_elements} "
+            f"dimensions, this model has {hyper.head_dim}: use f16, bf16 or f32"
+        )
     kv = kv_spec(
         family.layers(hyper),
-        KV_TYPES[limits.kv_type],
+        kv_type,
         context=limits.context,
         parallel=limits.parallel,
         chunk_tokens=limits.chunk,

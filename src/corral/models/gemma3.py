@@ -13,7 +13,7 @@ from corral.models.architecture import Architecture
 from corral.models.blocks.attention import AttentionStyle, attention
 from corral.models.blocks.head import embed, logits
 from corral.models.blocks.mlp import gated_mlp
-from corral.models.blocks.rope import frequencies
+from corral.models.blocks.rope import frequencies, magnitude
 from corral.models.hyper import Hyper, RopeScaling, read_hyper
 from corral.models.weights import Weights
 from corral.tensor.build import GraphBuilder
@@ -48,9 +48,10 @@ def build(g: GraphBuilder, weights: Weights, hyper: Hyper, kv: KVSpec) -> Tensor
     """Write the graph."""
     local = frequencies(hyper.rope_dims, LOCAL_ROPE_BASE, RopeScaling("none"))
     full = frequencies(hyper.rope_dims, hyper.rope_base, hyper.rope_scaling)
+    mscale = magnitude(hyper.rope_scaling)
     turns = {
         False: g.rotations("rotations_local", g.constant("rope_frequencies_local", local)),
-        True: g.rotations("rotations", g.constant("rope_frequencies", full)),
+        True: g.rotations("rotations", g.constant("rope_frequencies", full), magnitude=mscale),
     }
     scale = (hyper.width / hyper.heads) ** -0.5 if hyper.layers == LAYERS_OF_27B else None
     style = AttentionStyle(RopePairs.HALVES, norms=True, scale=scale)

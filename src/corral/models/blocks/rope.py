@@ -6,7 +6,6 @@ kept and pairs that are squeezed is in `_yarn`.
 
 import math
 
-from corral.errors import InvalidModelFile
 from corral.models.hyper import RopeScaling
 
 
@@ -32,9 +31,6 @@ def magnitude(scaling: RopeScaling) -> float:
 def _yarn(
     plain: tuple[float, ...], dims: int, base: float, scaling: RopeScaling
 ) -> tuple[float, ...]:
-    if scaling.original_context == 0:
-        raise InvalidModelFile("YaRN scaling needs rope.scaling.original_context_length")
-
     def pair_turning(times: float) -> float:
         """Return the pair that turns so often within the original context."""
         turns = scaling.original_context / (times * 2 * math.pi)
