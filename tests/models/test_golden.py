@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from corral.devices import registry
+from corral.engine.batch import Rows
 from corral.engine.engine import Engine
 from corral.engine.load import load_model
 from corral.engine.runner import Runner
+from corral.engine.sequence import Sequence
 from corral.memory.ledger import Ledger
 from corral.models.footprint import Limits
 from golden import GOLDEN, needs_golden, nmse, write_architecture
@@ -29,9 +31,9 @@ class Loaded:
     """A golden model on a device, with the tokens and logits it must reproduce."""
 
     def __init__(self, path, golden, device, *, kv_type="f16", chunk=64, parallel=2, threads=None):
-        self.device = registry.open(device)
+        self.device = registry.open(device, threads=threads)
         limits = Limits(128, parallel, kv_type, chunk, min(32, chunk))
-        self.loaded = load_model(path, limits, self.device, Ledger(), threads=threads)
+        self.loaded = load_model(path, limits, self.device, Ledger())
         groups = self.loaded.design.kv.groups
         runner = Runner(self.loaded.backend, self.loaded.programs[0], groups)
         self.engine = Engine(runner, groups, context=128)
@@ -114,3 +116,52 @@ def test_cpu_is_bit_identical_however_it_is_run(architectures, name, kind, chunk
         expected = whole.score()
     with Loaded(path, data, "cpu", chunk=chunk, threads=threads) as model:
         assert np.array_equal(model.score(), expected)
+
+
+@pytest.mark.parametrize(("name", "kind"), cases())
+def test_cpu_is_bit_identical_beside_other_sequences(architectures, name, kind):
+    """A sequence computed in one batch with another one gets the same bits as alone."""
+    path, data = twin(name) if kind else (architectures[name, "f16"], golden(name))
+    with Loaded(path, data, "cpu", chunk=64) as model:
+        expected = model.score()
+        first = Walk(model, model.tokens)
+        second = Walk(model, model.tokens[::-1])
+        second.advance(5)
+        while first.rest:
+            run_together(model, first.take(3), second.take(2))
+        assert np.array_equal(np.concatenate(first.logits), expected)
+        first.close(), second.close()
+
+
+class Walk:
+    """A sequence that is computed a few tokens at a time, keeping its logits."""
+
+    def __init__(self, model, tokens):
+        self.model, self.logits = model, []
+        self.sequence = Sequence(0, list(tokens), len(tokens), 0, None)
+        model.engine._admit(self.sequence)
+
+    @property
+    def rest(self):
+        return self.sequence.num_pending
+
+    def take(self, count):
+        rows = Rows(self.sequence, min(count, self.rest), min(count, self.rest))
+        self.model.engine._grow(self.sequence, rows.num_tokens)
+        return self, rows
+
+    def advance(self, count):
+        run_together(self.model, self.take(count))
+
+    def close(self):
+        self.model.engine._give_back(self.sequence)
+
+
+def run_together(model, *parts):
+    parts = [(walk, rows) for walk, rows in parts if rows.num_tokens]
+    logits = model.engine._runner.run([rows for _, rows in parts])
+    start = 0
+    for walk, rows in parts:
+        walk.logits.append(logits[start : start + rows.num_outputs].copy())
+        start += rows.num_outputs
+        model.engine._advance(walk.sequence, rows.num_tokens)

@@ -144,7 +144,7 @@ class Device(Protocol):
         """
         ...
 
-    def backend(self, *, threads: int | None = None) -> Backend:
+    def backend(self) -> Backend:
         """Return a new executor on this device."""
         ...
 

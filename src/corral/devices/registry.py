@@ -33,8 +33,8 @@ def resolve(name: str) -> str:
     raise DeviceUnavailable(f"there is no device {name[:60]!r}: {hint}")
 
 
-def open(name: str = AUTO) -> "Device":  # noqa: A001 - read as registry.open("cpu")
-    """Open a device.
+def open(name: str = AUTO, *, threads: int | None = None) -> "Device":  # noqa: A001
+    """Open a device; `threads` counts those of the CPU, by default all this process may use.
 
     Raises:
         DeviceUnavailable: if there is no such device here.
@@ -43,7 +43,7 @@ def open(name: str = AUTO) -> "Device":  # noqa: A001 - read as registry.open("c
         case "cpu":
             from corral.devices.cpu.device import CpuDevice
 
-            return CpuDevice()
+            return CpuDevice(threads=threads)
         case "reference":
             from corral.devices.reference.device import ReferenceDevice
 
@@ -51,10 +51,10 @@ def open(name: str = AUTO) -> "Device":  # noqa: A001 - read as registry.open("c
         case _:
             from corral.devices.null.device import NullDevice
 
-            return NullDevice(traits("cpu"))
+            return NullDevice(traits("cpu", threads=threads))
 
 
-def traits(name: str = AUTO) -> DeviceTraits:
+def traits(name: str = AUTO, *, threads: int | None = None) -> DeviceTraits:
     """Return what planning for a device must know, without opening it.
 
     Raises:
@@ -64,6 +64,6 @@ def traits(name: str = AUTO) -> DeviceTraits:
         from corral.devices.reference.device import reference_traits
 
         return reference_traits()
-    from corral.devices.cpu.traits import CPU_TRAITS
+    from corral.devices.cpu.traits import cpu_traits
 
-    return CPU_TRAITS
+    return cpu_traits(threads)

@@ -53,7 +53,6 @@ def load_model(
     device: Device,
     ledger: Ledger,
     *,
-    threads: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model; on failure nothing of it is left.
@@ -71,7 +70,7 @@ def load_model(
         owner = path.name
         buffers = _allocate(design, owner, device, ledger, closing)
         _read_weights(file, design, device, buffers, ledger, owner, progress)
-        backend = device.backend(threads=threads)
+        backend = device.backend()
         closing.callback(backend.close)
         programs = tuple(
             backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans

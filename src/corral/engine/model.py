@@ -29,7 +29,7 @@ from corral.engine.metrics import (
 )
 from corral.engine.runner import Runner
 from corral.engine.sequence import Sequence, SequenceState
-from corral.errors import Closed, InvalidArgument
+from corral.errors import Closed, InvalidArgument, TemplateError
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
 from corral.memory.ledger import Ledger
@@ -70,7 +70,13 @@ class Model:
     """One loaded model. Made by `load`; a context manager; not for two threads at once."""
 
     def __init__(
-        self, loaded: LoadedModel, metadata: Metadata, *, path: Path, ledger: Ledger, closing: ExitStack
+        self,
+        loaded: LoadedModel,
+        metadata: Metadata,
+        *,
+        path: Path,
+        ledger: Ledger,
+        closing: ExitStack,
     ) -> None:
         """Put an engine on a loaded model; use `load` instead."""
         self.metadata = metadata
@@ -85,7 +91,7 @@ class Model:
         runner = Runner(loaded.backend, loaded.programs[0], groups)
         self._engine = Engine(runner, groups, context=self.context)
         self._workspace = Workspace(self.vocabulary_size)
-        self._tokenizer = Tokenizer.from_metadata(_tokenizer_metadata(metadata))
+        self._tokenizer = Tokenizer.from_metadata(metadata.plain())
         self._template: ChatTemplate | None = None
 
     @classmethod
@@ -121,9 +127,9 @@ class Model:
         limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
         ledger = Ledger()
         with ExitStack() as stack:
-            on = registry.open(device)
+            on = registry.open(device, threads=threads)
             stack.callback(on.close)
-            loaded = load_model(path, limits, on, ledger, threads=threads, progress=progress)
+            loaded = load_model(path, limits, on, ledger, progress=progress)
             stack.callback(loaded.close)
             model = cls(loaded, metadata, path=path, ledger=ledger, closing=stack)
             model._closing = stack.pop_all()
@@ -173,7 +179,7 @@ class Model:
             TemplateError: if the file has none.
         """
         if self._template is None:
-            self._template = ChatTemplate.from_metadata(_template_metadata(self.metadata))
+            self._template = _chat_template(self.metadata, self._tokenizer)
         return self._template
 
     def tokenize(
@@ -353,3 +359,17 @@ class Model:
         for _ in generation:
             pass
         return time.perf_counter() - started
+
+
+def _chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
+    """Return the template of the file, which knows the texts of BOS and EOS."""
+    source = metadata.str("tokenizer.chat_template", "")
+    if not source:
+        raise TemplateError(
+            "the model has no chat template: it continues text, it does not chat; use raw mode"
+        )
+    ends = {
+        name: "" if token is None else tokenizer.token_text(token)
+        for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
+    }
+    return ChatTemplate(source, **ends)

@@ -63,6 +63,14 @@ class Metadata:
             hint = f"; it has {', '.join(near)}" if near else ""
             raise InvalidModelFile(f"{self._name}: metadata has no {key}{hint}") from None
 
+    def plain(self, prefix: builtins.str = "") -> dict[builtins.str, object]:
+        """Return the values whose key starts so, as plain Python values; arrays become lists."""
+        contents = {key: v.content for key, v in self._values.items() if key.startswith(prefix)}
+        return {
+            key: list(content.values()) if isinstance(content, Array) else content
+            for key, content in contents.items()
+        }
+
     @property
     def architecture(self) -> builtins.str:
         """The name every architecture key starts with; safe to look up and to print."""

@@ -48,6 +48,19 @@ class Plan:
     staging: StagingLayout
 
     @property
+    def workspace_bytes(self) -> int:
+        """Scratch of one worker, enough for the widest matrix product."""
+        products = (n for n in self.graph if n.op in (Op.MATMUL, Op.MATMUL_ADD))
+        widest = max((node.sources[0].columns for node in products), default=0)
+        size = self.traits.workspace_bytes + widest * self.traits.workspace_bytes_per_column
+        return align(size, self.traits.alignment)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the scratch arena: the values, then the workers' workspaces."""
+        return self.scratch.size_bytes + self.traits.workers * self.workspace_bytes
+
+    @property
     def records_bytes(self) -> int:
         """Bytes of the record pool: one record a node."""
         return len(self.graph) * self.traits.record_bytes
@@ -107,7 +120,7 @@ class ModelPlan:
         sizes = {
             Lifetime.WEIGHTS: self.weights.size_bytes,
             Lifetime.STATE: self.state.size_bytes,
-            Lifetime.SCRATCH: max(plan.scratch.size_bytes for plan in self.plans),
+            Lifetime.SCRATCH: max(plan.scratch_bytes for plan in self.plans),
             Lifetime.STAGING: max(plan.staging.size_bytes for plan in self.plans),
             Lifetime.RECORDS: sum(plan.records_bytes for plan in self.plans),
         }

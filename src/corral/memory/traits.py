@@ -24,5 +24,11 @@ class DeviceTraits:
     """Operations that rewrites may make for it."""
     record_bytes: int
     """Bytes of one record, the space of one graph node in the record pool."""
+    workers: int = 1
+    """Threads of an executor, each with a workspace of its own."""
+    workspace_bytes: int = 0
+    """Scratch a worker needs for matrix products of any size …"""
+    workspace_bytes_per_column: int = 0
+    """… and for each column of the widest one."""
     context_bytes: int = 0
     """Bytes its driver takes for a process that uses it."""

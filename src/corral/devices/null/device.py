@@ -81,7 +81,7 @@ class NullDevice(Closing):
         with self._lock:
             self.uploaded_bytes += data.nbytes
 
-    def backend(self, *, threads: int | None = None) -> NullBackend:
+    def backend(self) -> NullBackend:
         """Return a new executor that counts.
 
         Raises:

@@ -85,7 +85,7 @@ class ReferenceDevice(Closing):
     def _copy(self, values: NDArray[Any], address: int) -> None:
         array_at(address, values.shape, values.dtype)[:] = values
 
-    def backend(self, *, threads: int | None = None) -> ReferenceBackend:
+    def backend(self) -> ReferenceBackend:
         """Return a new executor; NumPy decides for itself how many threads it uses.
 
         Raises:

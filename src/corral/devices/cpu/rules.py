@@ -1,0 +1,203 @@
+"""How each operation becomes a kernel and its fields."""
+
+from corral.devices.cpu.compile import KernelSpec
+from corral.devices.cpu.kernels import (
+    elementwise,
+    embed,
+    gated,
+    matmul,
+    norm,
+    quantize,
+    rope,
+    select_rows,
+)
+from corral.devices.cpu.lower import Binding, Lowered, Rule, float_word
+from corral.quant.packed import LAYOUTS
+from corral.tensor.ops import Cap, Embed, Gate, Norm, Op, Rope, Rotation
+from corral.tensor.tensor import Tensor
+
+
+def _rows(at: Binding, node: Tensor) -> dict[str, int]:
+    """Return the fields of a kernel that maps rows of one source to rows of the result."""
+    x = node.sources[0]
+    return {
+        "x": at.address(x),
+        "count": at.count(node),
+        "out": at.address(node),
+        "x_stride": x.row_bytes,
+        "out_stride": node.row_bytes,
+    }
+
+
+def _embed(at: Binding, node: Tensor) -> Lowered:
+    tokens, table = node.sources
+    assert isinstance(node.attributes, Embed)
+    values = {
+        "tokens": at.address(tokens),
+        "count": at.count(node),
+        "table": at.address(table),
+        "out": at.address(node),
+        "out_stride": node.row_bytes,
+        "columns": table.columns,
+        "vocabulary": table.rows,
+        "scale": float_word(node.attributes.scale),
+    }
+    return KernelSpec.of(embed.embed, dtype=table.dtype.name), values, embed.FIELDS
+
+
+def _rms_norm(at: Binding, node: Tensor) -> Lowered:
+    attributes = node.attributes
+    assert isinstance(attributes, Norm)
+    values = _rows(at, node) | {
+        "weight": at.address(node.sources[1]),
+        "groups": node.columns // attributes.group,
+        "group": attributes.group,
+        "epsilon": float_word(attributes.epsilon),
+    }
+    return KernelSpec.of(norm.rms_norm), values, norm.NORM_FIELDS
+
+
+def _norm_quantize(at: Binding, node: Tensor) -> Lowered:
+    attributes = node.attributes
+    assert isinstance(attributes, Norm)
+    values = _rows(at, node) | {
+        "weight": at.address(node.sources[1]),
+        "columns": node.columns,
+        "epsilon": float_word(attributes.epsilon),
+    }
+    return KernelSpec.of(norm.norm_quantize), values, norm.NORM_QUANTIZE_FIELDS
+
+
+def _quantize(at: Binding, node: Tensor) -> Lowered:
+    values = _rows(at, node) | {"columns": node.columns}
+    return KernelSpec.of(quantize.quantize), values, quantize.FIELDS
+
+
+def _matmul(at: Binding, node: Tensor) -> Lowered:
+    x, weight, *rest = node.sources
+    residual = rest.pop(0) if node.op is Op.MATMUL_ADD else None
+    layout = LAYOUTS[weight.dtype].name
+    plan = at.plan
+    values = {
+        "x": at.address(x),
+        "weights": at.address(weight),
+        "out": at.address(node),
+        "out_stride": node.row_bytes,
+        "bias": at.address(rest[0]) if rest else 0,
+        "residual": at.address(residual) if residual else 0,
+        "residual_stride": residual.row_bytes if residual else 0,
+        "rows": weight.rows,
+        "num_tokens": at.count(node),
+        "scratch": at.buffers.scratch.address + plan.scratch.size_bytes,
+        "scratch_stride": plan.workspace_bytes,
+    }
+    spec = KernelSpec.of(matmul.matmul, layout=layout, columns=weight.columns)
+    return spec, values, matmul.FIELDS
+
+
+def _gated(at: Binding, node: Tensor) -> Lowered:
+    gate, up = node.sources
+    assert isinstance(node.attributes, Gate)
+    values = {
+        "gate": at.address(gate),
+        "up": at.address(up),
+        "count": at.count(node),
+        "out": at.address(node),
+        "gate_stride": gate.row_bytes,
+        "up_stride": up.row_bytes,
+        "out_stride": node.row_bytes,
+        "columns": node.columns,
+    }
+    emit = gated.gated if node.op is Op.GATED else gated.gated_quantize
+    spec = KernelSpec.of(emit, activation=node.attributes.activation.name)
+    return spec, values, gated.FIELDS
+
+
+def _binary(at: Binding, node: Tensor) -> Lowered:
+    a, b = node.sources
+    values = {
+        "a": at.address(a),
+        "b": at.address(b),
+        "count": at.count(node),
+        "out": at.address(node),
+        "a_stride": a.row_bytes,
+        "b_stride": b.row_bytes,
+        "out_stride": node.row_bytes,
+        "columns": node.columns,
+    }
+    emit = elementwise.add if node.op is Op.ADD else elementwise.mul
+    return KernelSpec.of(emit), values, elementwise.BINARY_FIELDS
+
+
+def _activate(at: Binding, node: Tensor) -> Lowered:
+    assert isinstance(node.attributes, Gate)
+    values = _rows(at, node) | {"columns": node.columns}
+    spec = KernelSpec.of(elementwise.activate, activation=node.attributes.activation.name)
+    return spec, values, elementwise.UNARY_FIELDS
+
+
+def _softcap(at: Binding, node: Tensor) -> Lowered:
+    assert isinstance(node.attributes, Cap)
+    limit = float_word(node.attributes.limit)
+    values = _rows(at, node) | {"columns": node.columns, "limit": limit}
+    return KernelSpec.of(elementwise.softcap), values, elementwise.SOFTCAP_FIELDS
+
+
+def _rotations(at: Binding, node: Tensor) -> Lowered:
+    positions, frequencies, *factors = node.sources
+    assert isinstance(node.attributes, Rotation)
+    values = {
+        "positions": at.address(positions),
+        "count": at.count(node),
+        "frequencies": at.address(frequencies),
+        "factors": at.address(factors[0]) if factors else 0,
+        "out": at.address(node),
+        "out_stride": node.row_bytes,
+        "pairs": frequencies.columns,
+        "magnitude": float_word(node.attributes.magnitude),
+    }
+    spec = KernelSpec.of(rope.rotations, has_factors=bool(factors))
+    return spec, values, rope.ROTATIONS_FIELDS
+
+
+def _rope(at: Binding, node: Tensor) -> Lowered:
+    rotations = node.sources[1]
+    attributes = node.attributes
+    assert isinstance(attributes, Rope)
+    values = _rows(at, node) | {
+        "rotations": at.address(rotations),
+        "rotations_stride": rotations.row_bytes,
+        "heads": node.columns // attributes.head_dim,
+    }
+    spec = KernelSpec.of(
+        rope.rope,
+        head_dim=attributes.head_dim,
+        turned=rotations.columns,
+        pairs=attributes.pairs.name,
+    )
+    return spec, values, rope.ROPE_FIELDS
+
+
+def _select_rows(at: Binding, node: Tensor) -> Lowered:
+    values = _rows(at, node) | {"rows": at.address(node.sources[1]), "columns": node.columns}
+    return KernelSpec.of(select_rows.select_rows), values, select_rows.FIELDS
+
+
+RULES: dict[Op, Rule] = {
+    Op.EMBED: _embed,
+    Op.RMS_NORM: _rms_norm,
+    Op.NORM_QUANTIZE: _norm_quantize,
+    Op.QUANTIZE: _quantize,
+    Op.MATMUL: _matmul,
+    Op.MATMUL_ADD: _matmul,
+    Op.GATED: _gated,
+    Op.GATED_QUANTIZE: _gated,
+    Op.ADD: _binary,
+    Op.MUL: _binary,
+    Op.ACTIVATE: _activate,
+    Op.SOFTCAP: _softcap,
+    Op.ROTATIONS: _rotations,
+    Op.ROPE: _rope,
+    Op.SELECT_ROWS: _select_rows,
+}
+"""The rule of each operation."""
