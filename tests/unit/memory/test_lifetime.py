@@ -1,0 +1,161 @@
+"""When each value needs its bytes, and whose bytes it uses."""
+
+import pytest
+from transformers import TINY, transformer
+
+from corral.memory.lifetime import Interval, liveness
+from corral.quant.types import DType
+from corral.tensor.build import GraphBuilder
+from corral.tensor.ops import Activation, Op
+from corral.tensor.rewrite import fuse
+
+
+class Lives:
+    """Builds a graph over two embeddings and asks for the lives of its values."""
+
+    def __init__(self):
+        self.g = GraphBuilder(TINY)
+        self.x = self.embed("x")
+
+    def embed(self, name, width=32):
+        return self.g.embed(self.g.tokens, self.g.weight(name, DType.F32, (80, width)))
+
+    def of(self, *outputs):
+        self.graph = self.g.finish(*outputs)
+        self.result = liveness(self.graph)
+        return self.result
+
+    def span(self, tensor):
+        interval = next(i for i in self.result.intervals if i.key is self.result.owner[tensor])
+        return interval.first, interval.last
+
+
+@pytest.fixture
+def lives():
+    return Lives()
+
+
+def test_a_value_lives_from_its_node_to_its_last_reader(lives):
+    """Both ends are included, so a result never lies where a source is still read."""
+    g, x = lives.g, lives.x
+    w = g.weight("w", DType.F32, (32, 32))
+    a = g.matmul("a", x, w)
+    b = g.matmul("b", a, w)
+    c = g.matmul("c", b, w)
+    lives.of(c)
+    assert [lives.span(t) for t in (x, a, b)] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_outputs_live_to_the_end(lives):
+    """The caller reads them after the last node."""
+    g, x = lives.g, lives.x
+    early = g.activate("early", x, Activation.SILU)
+    late = g.matmul("late", early, g.weight("w", DType.F32, (32, 32)))
+    lives.of(early, late)
+    assert lives.span(early)[1] == lives.span(late)[1] == len(lives.graph)
+
+
+def test_a_result_takes_over_a_source_that_dies(lives):
+    """One value in place of another has its bytes and prolongs its life."""
+    g, x = lives.g, lives.x
+    y = g.activate("y", x, Activation.SILU)
+    z = g.softcap("z", y, 3.0)
+    result = lives.of(z)
+    assert result.owner == {x: x, y: x, z: x}
+    assert len(result.intervals) == 1
+    assert lives.span(z) == (0, 3)
+
+
+def test_a_source_that_is_read_later_is_left_alone(lives):
+    """Nothing is overwritten that somebody still needs."""
+    g, x = lives.g, lives.x
+    y = g.activate("y", x, Activation.SILU)
+    z = g.add("z", y, x)
+    result = lives.of(z)
+    assert result.owner[y] is y
+    assert result.owner[z] is y
+
+
+def test_an_output_is_never_overwritten(lives):
+    """The caller's value survives an operation that could take its bytes."""
+    g, x = lives.g, lives.x
+    y = g.activate("y", x, Activation.SILU)
+    z = g.softcap("z", y, 3.0)
+    result = lives.of(y, z)
+    assert result.owner[z] is z
+
+
+def test_a_source_read_twice_by_the_node_is_left_alone(lives):
+    """x + x may not write over x while reading it a second time."""
+    doubled = lives.g.add("doubled", lives.x, lives.x)
+    assert lives.of(doubled).owner[doubled] is doubled
+
+
+def test_only_the_source_the_table_names_is_taken(lives):
+    """ADD may take its first source, not its second."""
+    g, x = lives.g, lives.x
+    y = g.matmul("y", x, g.weight("w", DType.F32, (32, 32)))
+    total = g.add("total", x, y)
+    assert lives.of(total).owner[total] is x
+
+
+def test_another_size_takes_nothing(lives):
+    """Bytes are taken over only where they are as many."""
+    g, x = lives.g, lives.x
+    wide = g.matmul("wide", x, g.weight("w", DType.F32, (64, 32)))
+    assert lives.of(wide).owner[wide] is wide
+
+
+def test_a_view_lives_in_its_source_and_keeps_it_alive(lives):
+    """The source's bytes are needed as long as the view is read."""
+    g, x = lives.g, lives.x
+    view = g.view("v", x, 8, 16)
+    other = g.matmul("other", x, g.weight("w", DType.F32, (16, 32)))
+    end = g.add("end", other, view)
+    result = lives.of(end)
+    assert result.owner[view] is x
+    assert lives.span(x) == (0, 3)
+
+
+def test_nothing_is_written_over_a_view(lives):
+    """A view's rows are not contiguous, so no result may take them."""
+    g, x = lives.g, lives.x
+    view = g.view("v", x, 0, 32)
+    active = g.activate("a", view, Activation.SILU)
+    assert lives.of(active).owner[active] is active
+
+
+def test_a_value_with_a_live_view_is_not_taken_over(lives):
+    """Overwriting the source would change what the view shows."""
+    g, x = lives.g, lives.x
+    view = g.view("v", x, 0, 16)
+    active = g.activate("a", x, Activation.SILU)
+    end = g.add("end", g.view("w", active, 0, 16), view)
+    assert lives.of(end).owner[active] is active
+
+
+def test_state_and_views_of_inputs_own_nothing(lives):
+    """Appends live in the state buffer, views of leaves where the leaves are."""
+    graph = transformer(layers=1)
+    result = liveness(graph)
+    assert all(node.op is not Op.KV_APPEND for node in result.owner)
+    g = lives.g
+    view = g.view("v", g.tables("tables"), 0, 2)
+    assert view not in liveness(g.finish(view)).owner
+
+
+def test_every_scratch_value_has_an_owner_with_an_interval():
+    """Whatever a device computes has a place."""
+    graph = fuse(transformer(dtype=DType.Q8_0), frozenset(Op))
+    result = liveness(graph)
+    keys = {interval.key for interval in result.intervals}
+    for node in graph:
+        if node.op is not Op.KV_APPEND:
+            assert result.owner[node] in keys
+
+
+def test_overlap_includes_both_ends():
+    """Two intervals that share one node need both their bytes there."""
+    x = Lives().x
+    assert Interval(x, 1, 0, 3).overlaps(Interval(x, 1, 3, 5))
+    assert not Interval(x, 1, 0, 2).overlaps(Interval(x, 1, 3, 5))
