@@ -60,7 +60,7 @@ def blocks_for(num_tokens: int) -> int:
 
 def window_blocks(window: int, chunk_tokens: int) -> int:
     """Return how many blocks a windowed sequence holds at most while a chunk is computed."""
-    return (window + chunk_tokens - 2) // BLOCK_TOKENS + 2
+    return (window + chunk_tokens - 3) // BLOCK_TOKENS + 2
 
 
 def kv_spec(
