@@ -15,9 +15,16 @@ from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner
 from corral.engine.scheduler import Budget, Candidate, Slice, schedule
 from corral.engine.sequence import Sequence, SequenceState
-from corral.errors import ContextExceeded, CorralError
+from corral.errors import (
+    ContextExceeded,
+    CorralError,
+    InternalError,
+    InvalidArgument,
+    ResourceError,
+)
 from corral.kv.pool import BlockPool
-from corral.kv.spec import GroupSpec
+from corral.kv.prefix import PrefixPool, extend
+from corral.kv.spec import BLOCK_TOKENS, GroupSpec
 from corral.kv.table import BlockTable
 from corral.sampling.sampler import Sampler
 
@@ -37,7 +44,7 @@ class Engine:
     def __init__(self, runner: Runner, groups: tuple[GroupSpec, ...], *, context: int) -> None:
         self._runner = runner
         self._groups = groups
-        self._pools = tuple(BlockPool(group.num_blocks) for group in groups)
+        self._pools, self._prefixes = _pools(groups)
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._evaluations = 0
@@ -50,19 +57,29 @@ class Engine:
         sampler: Sampler | None,
         max_tokens: int,
         end_tokens: frozenset[int] = frozenset(),
+        reuse: bool = True,
     ) -> Sequence:
         """Queue a prompt and return its sequence.
 
+        With `max_tokens` 0 the prompt is computed and nothing else. Without `reuse` all of it is
+        computed, and nothing of it is left for others.
+
         Raises:
+            InvalidArgument: if the prompt is empty.
             ContextExceeded: if the prompt leaves no room for a single token.
         """
         prompt = list(tokens)
+        if not prompt:
+            raise InvalidArgument("the prompt has no tokens, expected at least one")
         if len(prompt) >= self.context:
             raise ContextExceeded(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.context} with at "
                 "least one of the answer: shorten the prompt or raise --context"
             )
         sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
+        sequence.is_reusing = reuse and self._prefixes is not None
+        if sequence.is_reusing:  # the last token is always computed: its logits are wanted
+            extend(sequence.links, prompt, (len(prompt) - 1) // BLOCK_TOKENS)
         if sampler is not None:
             sampler.accept_prompt(prompt)
         self._next_id += 1
@@ -71,7 +88,7 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """Run one evaluation and return what it produced, in order of arrival."""
-        slices = schedule([_candidate(s) for s in self._sequences.values()], self._budget())
+        slices = schedule(self._candidates(), self._budget())
         if not slices:
             return []
         logits = self._evaluate(slices)
@@ -81,7 +98,8 @@ class Engine:
             sequence = self._sequences[part.id]
             self._advance(sequence, part.num_tokens)
             if part.wants_logits:
-                emissions.append(self._sample(sequence, logits[output]))
+                emission = self._sample(sequence, logits[output])
+                emissions += [emission] if emission else []
                 output += 1
         return emissions
 
@@ -95,15 +113,22 @@ class Engine:
 
         Raises:
             ContextExceeded: if there are more tokens than the context holds.
+            ResourceError: if as many sequences are running as there may be.
         """
-        sequence = Sequence(-1, list(tokens), len(into), 0, None)
+        sequence = Sequence(-1, list(tokens), len(into), 0, None, is_reusing=False)
         if len(sequence.tokens) > self.context:
             raise ContextExceeded(
                 f"{len(sequence.tokens)} tokens were given, the context holds {self.context}: "
                 "load the model with a larger context"
             )
+        shapes = self._runner.shapes
+        if self._num_running() >= shapes.sequences:
+            raise ResourceError(
+                f"all {shapes.sequences} sequences the model was loaded for are in use: finish or "
+                "cancel an answer first, or raise --parallel"
+            )
         self._admit(sequence)
-        chunk = min(self._runner.shapes.outputs, self._runner.shapes.rows)
+        chunk = min(shapes.outputs, shapes.rows)
         try:
             for first in range(0, len(sequence.tokens), chunk):
                 count = min(chunk, len(sequence.tokens) - first)
@@ -115,24 +140,45 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
-        states = [sequence.state for sequence in self._sequences.values()]
+        running = self._num_running()
+        pools = [pool.statistics() for pool in self._pools]
         return EngineStatistics(
-            states.count(SequenceState.WAITING),
-            states.count(SequenceState.RUNNING),
+            len(self._sequences) - running,
+            running,
             self._evaluations,
-            tuple(pool.statistics().num_free for pool in self._pools),
+            free_blocks=tuple(pool.num_free for pool in pools),
+            known_blocks=tuple(pool.num_known for pool in pools),
         )
+
+    def _num_running(self) -> int:
+        return sum(s.state is SequenceState.RUNNING for s in self._sequences.values())
 
     def _budget(self) -> Budget:
         shapes = self._runner.shapes
         return Budget(shapes.rows, shapes.outputs, shapes.sequences)
 
+    def _candidates(self) -> list[Candidate]:
+        """Return who may run, in order of arrival: as many waiting as there are free slots."""
+        free = self._runner.shapes.sequences - self._num_running()
+        candidates = []
+        for sequence in self._sequences.values():
+            is_admitted = sequence.state is SequenceState.RUNNING
+            if not is_admitted and free == 0:
+                continue
+            free -= not is_admitted
+            known = [] if is_admitted else self._reusable(sequence)
+            pending = sequence.num_pending - len(known) * BLOCK_TOKENS
+            candidates.append(Candidate(sequence.id, pending, is_admitted))
+        return candidates
+
     def _evaluate(self, slices: tuple[Slice, ...]) -> NDArray[np.float32]:
-        batch = []
-        for part in slices:
-            sequence = self._sequences[part.id]
+        sequences = [self._sequences[part.id] for part in slices]
+        # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
+        for sequence in sequences:
             if sequence.state is SequenceState.WAITING:
                 self._admit(sequence)
+        batch = []
+        for part, sequence in zip(slices, sequences, strict=True):
             self._grow(sequence, part.num_tokens)
             batch.append(Rows(sequence, part.num_tokens, int(part.wants_logits)))
         self._evaluations += 1
@@ -143,25 +189,43 @@ class Engine:
             BlockTable(pool, window=group.window)
             for pool, group in zip(self._pools, self._groups, strict=True)
         )
+        known = self._reusable(sequence)
+        if known:
+            sequence.tables[0].adopt(known)
+            sequence.num_cached = sequence.num_computed = len(known) * BLOCK_TOKENS
         sequence.state = SequenceState.RUNNING
+
+    def _reusable(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that a waiting sequence can begin with."""
+        if self._prefixes is None or not sequence.is_reusing:
+            return []
+        return self._prefixes.find(sequence.links)
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
         for table in sequence.tables:
             table.grow(sequence.num_computed + num_tokens)
 
     def _advance(self, sequence: Sequence, num_tokens: int) -> None:
+        full = sequence.num_computed // BLOCK_TOKENS
         sequence.num_computed += num_tokens
         for table in sequence.tables:
             table.slide(sequence.num_computed)
+        if self._prefixes is not None and sequence.is_reusing:
+            num_full = sequence.num_computed // BLOCK_TOKENS
+            extend(sequence.links, sequence.tokens, num_full)
+            for number in range(full, num_full):
+                self._prefixes.keep(sequence.tables[0].blocks[number], sequence.links[number])
 
-    def _sample(self, sequence: Sequence, logits: NDArray[np.float32]) -> Emission:
-        assert sequence.sampler is not None
+    def _sample(self, sequence: Sequence, logits: NDArray[np.float32]) -> Emission | None:
+        if sequence.max_tokens == 0 or sequence.sampler is None:
+            self._finish(sequence, FinishReason.LENGTH)
+            return None
         try:
             token = sequence.sampler.sample(logits, len(sequence.tokens))
-        except CorralError as error:  # this sequence is lost, its neighbours are not
-            self._finish(sequence, FinishReason.ERROR)
-            return Emission(sequence, None, error)
-        sequence.sampler.accept(token)
+            sequence.sampler.accept(token)
+        except Exception as error:  # this sequence is lost, its neighbours are not
+            self._lose(sequence)
+            return Emission(sequence, None, _translated(error))
         sequence.tokens.append(token)
         reason = self._reason_to_finish(sequence, token)
         if reason is not None:
@@ -183,15 +247,33 @@ class Engine:
         self._give_back(sequence)
         del self._sequences[sequence.id]
 
+    def _lose(self, sequence: Sequence) -> None:
+        """End a sequence whose keys and values may be wrong, so that nobody else sees them."""
+        if self._prefixes is not None:
+            for block in sequence.tables[0].blocks:
+                self._prefixes.forget(block)
+        self._finish(sequence, FinishReason.ERROR)
+
     def _give_back(self, sequence: Sequence) -> None:
         for table in sequence.tables:
             table.trim(0)
 
 
-def _candidate(sequence: Sequence) -> Candidate:
-    return Candidate(
-        sequence.id,
-        sequence.num_pending,
-        sequence.num_computed,
-        sequence.state is SequenceState.RUNNING,
-    )
+def _pools(groups: tuple[GroupSpec, ...]) -> tuple[tuple[BlockPool, ...], PrefixPool | None]:
+    """Return a pool for each group, and the one in which beginnings can be reused, if any.
+
+    Windowed layers give up what lies behind their window, so beginnings of models that have some
+    are not kept.
+    """
+    if len(groups) == 1 and groups[0].window is None:
+        pool = PrefixPool(groups[0].num_blocks)
+        return (pool,), pool
+    return tuple(BlockPool(group.num_blocks) for group in groups), None
+
+
+def _translated(error: Exception) -> CorralError:
+    if isinstance(error, CorralError):
+        return error
+    translated = InternalError(f"sampling failed: {type(error).__name__}: {error}")
+    translated.__cause__ = error
+    return translated

@@ -74,7 +74,7 @@ class Generation:
         first = self._first if self._first is not None else self._last
         return GenerationStatistics(
             prompt_tokens=self._sequence.num_prompt,
-            cached_tokens=0,
+            cached_tokens=self._sequence.num_cached,
             generated_tokens=self._sequence.num_generated,
             prefill_s=first - self._started,
             decode_s=self._last - first,

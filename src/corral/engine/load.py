@@ -3,14 +3,14 @@
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 from corral.devices.base import Backend, Device, ModelBuffers, Program, Progress
 from corral.devices.host import bytes_at
-from corral.errors import InvalidModelFile
+from corral.errors import InvalidModelFile, OutOfMemory
 from corral.gguf import ModelFile, open_model
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger
@@ -69,7 +69,8 @@ def load_model(
         failure.callback(closing.close)
         owner = path.name
         buffers = _allocate(design, owner, device, ledger, closing)
-        _read_weights(file, design, device, buffers, ledger, owner, progress)
+        with _loading_buffer(design, owner, device, ledger) as staging:
+            _read_weights(file, design, device, buffers.weights, staging, progress=progress)
         backend = device.backend()
         closing.callback(backend.close)
         programs = tuple(
@@ -83,7 +84,13 @@ def _allocate(
     design: ModelDesign, owner: str, device: Device, ledger: Ledger, closing: ExitStack
 ) -> ModelBuffers:
     footprint = design.plan.footprint()
-    ledger.reserve(owner, device.name, footprint, free_bytes=device.memory().free_bytes)
+    reading = device.memory()
+    if reading.free_bytes is None:
+        raise OutOfMemory(
+            f"{device.name} does not tell how much memory is free ({reading.source}), so nothing "
+            "is loaded on it: use another device"
+        )
+    ledger.reserve(owner, device.name, footprint, free_bytes=reading.free_bytes)
     closing.callback(ledger.release, owner)
     made: dict[Lifetime, Buffer] = {}
     for lifetime, size in footprint.items():
@@ -108,41 +115,49 @@ def _allocate(
     )
 
 
+@contextmanager
+def _loading_buffer(
+    design: ModelDesign, owner: str, device: Device, ledger: Ledger
+) -> Iterator[Buffer]:
+    """Hold the staging through which weights pass, in the ledger too, until they are read."""
+    loading, size = f"{owner} (loading)", design.plan.loading_bytes
+    with ExitStack() as stack:
+        ledger.reserve(loading, device.name, {Lifetime.STAGING: size}, free_bytes=None)
+        stack.callback(ledger.release, loading)
+        staging = device.allocate(size, Lifetime.STAGING)
+        stack.callback(staging.close)
+        ledger.commit(loading, device.name, Lifetime.STAGING, staging.size_bytes)
+        yield staging
+
+
 def _read_weights(
     file: ModelFile,
     design: ModelDesign,
     device: Device,
-    buffers: ModelBuffers,
-    ledger: Ledger,
-    owner: str,
+    weights: Buffer,
+    staging: Buffer,
+    *,
     progress: Progress | None,
 ) -> None:
-    loading = {Lifetime.STAGING: design.plan.loading_bytes}
-    ledger.reserve(f"{owner} (loading)", device.name, loading, free_bytes=None)
-    staging = device.allocate(design.plan.loading_bytes, Lifetime.STAGING)
-    try:
-        share = design.plan.loading_bytes // READERS
-        free: SimpleQueue[memoryview] = SimpleQueue()
-        for reader in range(READERS):
-            free.put(bytes_at(staging.address + reader * share, share))
-        pieces = list(_pieces(design, share))
-        done, total = 0, sum(map(_file_bytes, pieces))
+    share = design.plan.loading_bytes // READERS
+    free: SimpleQueue[memoryview] = SimpleQueue()
+    for reader in range(READERS):
+        free.put(bytes_at(staging.address + reader * share, share))
+    pieces = list(_pieces(design, share))
+    done, total = 0, sum(map(_file_bytes, pieces))
 
-        def store(piece: Piece) -> int:
-            into = free.get()
-            try:
-                return _store(file, piece, device, buffers.weights, into)
-            finally:
-                free.put(into)
+    def store(piece: Piece) -> int:
+        into = free.get()
+        try:
+            return _store(file, piece, device, weights, into)
+        finally:
+            free.put(into)
 
-        with ThreadPoolExecutor(READERS) as readers:
-            for count in readers.map(store, pieces):
-                done += count
-                if progress is not None:
-                    progress("read", done, total)
-    finally:
-        staging.close()
-        ledger.release(f"{owner} (loading)")
+    with ThreadPoolExecutor(READERS) as readers:
+        for count in readers.map(store, pieces):
+            done += count
+            if progress is not None:
+                progress("read", done, total)
 
 
 def _pieces(design: ModelDesign, share: int) -> Iterator[Piece]:

@@ -65,4 +65,6 @@ class EngineStatistics:
     running: int
     evaluations: int
     free_blocks: tuple[int, ...]
-    """By group of layers."""
+    """Blocks that no sequence uses, by group of layers."""
+    known_blocks: tuple[int, ...]
+    """Blocks that a prompt which begins alike can reuse, by group of layers."""

@@ -303,9 +303,15 @@ class Model:
         return checked
 
     def _chat_tokens(self, messages: Messages) -> list[int]:
-        return self._tokenizer.encode_segments(
-            self.template.render_segments(list(messages), add_generation_prompt=True)
+        tokenizer = self._tokenizer
+        segments = self.template.render_segments(
+            list(messages), markup=tokenizer.markup, add_generation_prompt=True
         )
+        tokens = tokenizer.encode_segments(segments)
+        # Many templates write BOS themselves; the one added around any text is then too many.
+        if tokens[:2] == [tokenizer.bos_id] * 2:
+            del tokens[0]
+        return tokens
 
     def _start(self, prompt: Iterable[int], options: Options) -> Generation:
         self._check_open()

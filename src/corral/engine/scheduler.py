@@ -14,8 +14,7 @@ class Candidate:
 
     id: int
     num_pending: int
-    """Tokens to compute before the next can be sampled; 1 while decoding."""
-    num_computed: int
+    """Tokens to compute before the next can be sampled, at least 1; 1 while decoding."""
     is_admitted: bool
 
 

@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass, field
 
 from corral.contract.messages import FinishReason
+from corral.kv.prefix import Link
 from corral.kv.table import BlockTable
 from corral.sampling.sampler import Sampler
 
@@ -33,11 +34,17 @@ class Sequence:
     """None for a sequence that only wants logits."""
     end_tokens: frozenset[int] = frozenset()
     """Tokens that end it."""
+    is_reusing: bool = True
+    """Whether it may begin with blocks of others, and leave its own to them."""
+    links: list[Link] = field(default_factory=list)
+    """Names of its first blocks."""
     tables: tuple[BlockTable, ...] = ()
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     """Tokens whose keys and values are in the cache."""
-    finish_reason: FinishReason | None = field(default=None)
+    num_cached: int = 0
+    """Prompt tokens whose keys and values were already there."""
+    finish_reason: FinishReason | None = None
 
     @property
     def num_generated(self) -> int:
