@@ -142,3 +142,6 @@ LAYOUTS: dict[DType, PackedLayout] = {
     DType.MXFP4: PackedLayout("mxfp4_exponent", 4, Scales.EXPONENT, values=MXFP4_VALUES),
 }
 """The layout of each data type that corral runs."""
+
+BY_NAME: dict[str, PackedLayout] = {layout.name: layout for layout in LAYOUTS.values()}
+"""The layout of each name."""

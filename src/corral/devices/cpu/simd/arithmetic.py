@@ -3,10 +3,10 @@
 No result depends on the lane it is computed in nor on how many lanes there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from corral.devices.cpu.simd.types import Type, i32, u32
-from corral.devices.cpu.simd.value import Value, shuffle
+from corral.devices.cpu.simd.types import Type, i32, u8, u32
+from corral.devices.cpu.simd.value import Value, concatenate, part, shuffle
 
 
 def select(condition: Value, yes: Value | float, no: Value | float) -> Value:
@@ -88,6 +88,32 @@ def exp(x: Value) -> Value:
     result = (power.bits(u32.x(lanes)) + exponent).bits(x.type)
     result = select(x < _EXP_LEAST, 0.0, result)
     return select(x > _EXP_GREATEST, float("inf"), result)
+
+
+_LOOK_UP = {
+    64: ("llvm.x86.avx512.pshuf.b.512", "+avx512bw"),
+    32: ("llvm.x86.avx2.pshuf.b", "+avx2"),
+    16: ("llvm.aarch64.neon.tbl1.v16i8", "+neon"),
+}
+
+
+def look_up(table: Sequence[int], index: Value) -> Value:
+    """Return table[i] for each i of a vector of u8 below 16; the table has 16 numbers."""
+    lanes, features = index.type.lanes, index.kernel.target.features
+    name, needed = _LOOK_UP.get(lanes, ("", "none"))
+    if needed in features:
+        repeats = lanes // 16 if name.startswith("llvm.x86") else 1
+        numbers = u8.x(lanes).constant([float(n & 255) for n in table] * repeats)
+        entries = Value(index.kernel, index.type, numbers)
+        return index.kernel.intrinsic(name, index.type, [entries, index])
+    if lanes > 16:
+        half = lanes // 2
+        parts = [part(index, first, half) for first in (0, half)]
+        return concatenate(look_up(table, parts[0]), look_up(table, parts[1]))
+    result = index.like(table[0] & 255)
+    for number, entry in enumerate(table[1:], 1):
+        result = select(index.equals(number), entry & 255, result)
+    return result
 
 
 def _reduce(a: Value, combine: Callable[[Value, Value], Value]) -> Value:

@@ -1,8 +1,39 @@
-"""Functions made of arithmetic: tanh in F32, cosine and sine in F64; the same in every lane."""
+"""Functions made of arithmetic: e^x and tanh in F32, cosine and sine in F64.
+
+As all arithmetic here, they give the same in every lane and for every number of lanes.
+"""
 
 from corral.devices.cpu.simd.arithmetic import absolute, exp, fma, select
 from corral.devices.cpu.simd.types import u32, u64
 from corral.devices.cpu.simd.value import Value
+
+def _polynomial(coefficients: tuple[float, ...], x: Value) -> Value:
+    result = fma(x, coefficients[0], coefficients[1])
+    for coefficient in coefficients[2:]:
+        result = fma(result, x, coefficient)
+    return result
+
+
+_ROUND_F32 = 1.5 * 2.0**23
+_LOG2_E, _LN2 = 1.44269504088896341, 0.69314718055994531
+_EXP_LEAST = -87.3
+# (e^r − 1 − r) / r² in powers of r, the highest first: fitted on |r| ≤ ln 2 / 2.
+_EXP = (0.00139336439, 0.00836317521, 0.0416664667, 0.166665763, 0.5, 1.0, 1.0)
+
+
+def exp_non_positive(x: Value) -> Value:
+    """Return e^x for F32 x ≤ 0, within a relative error of 1e-7 + 1e-8 · |x|.
+
+    It is exactly 1 at 0, and 0 where e^x is below the least normal number; NaN stays NaN.
+    """
+    lanes = x.type.lanes
+    clamped = select(x < _EXP_LEAST, _EXP_LEAST, x)
+    shifted = fma(clamped, _LOG2_E, _ROUND_F32)
+    rest = fma(shifted - _ROUND_F32, -_LN2, clamped)
+    power = _polynomial(_EXP, rest)
+    bits = power.bits(u32.x(lanes)) + (shifted.bits(u32.x(lanes)) << 23)
+    return select(x < _EXP_LEAST, 0.0, bits.bits(x.type))
+
 
 # (tanh x / x − 1) / x² in powers of x², the highest first: fitted on |x| ≤ 0.625.
 _TANH = (-0.0061049480, 0.0210036412, -0.0538524985, 0.1333278269, -0.3333332837)
@@ -12,10 +43,7 @@ _TANH_SMALL = 0.625
 def tanh(x: Value) -> Value:
     """Return tanh x for F32 within 4 units of the last place."""
     magnitude, square = absolute(x), x * x
-    series = fma(square, _TANH[0], _TANH[1])
-    for coefficient in _TANH[2:]:
-        series = fma(series, square, coefficient)
-    small = fma(x * square, series, x)
+    small = fma(x * square, _polynomial(_TANH, square), x)
     large = 1.0 - 2.0 / (exp(magnitude + magnitude) + 1.0)
     bits = u32.x(x.type.lanes)
     signed = (large.bits(bits) | (x.bits(bits) & 0x80000000)).bits(x.type)
@@ -29,13 +57,6 @@ _HALF_PI_LOW = 6.12323399573676603587e-17
 # Taylor's series on |r| ≤ π/4, highest power first: of sin r / r and of cos r, in powers of r².
 _SINE = (-1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6, 1.0)
 _COSINE = (1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 24, -0.5, 1.0)
-
-
-def _polynomial(coefficients: tuple[float, ...], x: Value) -> Value:
-    result = fma(x, coefficients[0], coefficients[1])
-    for coefficient in coefficients[2:]:
-        result = fma(result, x, coefficient)
-    return result
 
 
 def cosine_and_sine(angle: Value) -> tuple[Value, Value]:

@@ -60,7 +60,8 @@ class Module:
         arguments: Sequence[Type],
         result: Type | None,
         body: Body,
-        linkage: str = "",
+        *,
+        private: bool = False,
     ) -> None:
         """Append a function; `body(kernel, *arguments)` emits it and returns its result."""
         kernel = Kernel(self)
@@ -71,7 +72,8 @@ class Module:
         signature = ", ".join(value.typed for value in values)
         kind = result.llvm if result else "void"
         self.functions.append(
-            f"define {linkage}{kind} @{name}({signature}) #0 {{\nentry:\n"
+            f"define {'internal ' if private else ''}{kind} @{name}({signature}) "
+            f"{'noinline ' if private else ''}#0 {{\nentry:\n"
             + "".join(f"  {line}\n" for line in kernel.slots)
             + "".join(kernel.lines)
             + f"  ret {returned.typed if returned is not None else 'void'}\n}}\n"
@@ -262,8 +264,11 @@ class Kernel:
     def subroutine(
         self, name: str, arguments: Sequence[Type], result: Type | None, body: Body
     ) -> Callable[..., Value]:
-        """Define a private function of the module and return what calls it."""
-        self.module.function(name, arguments, result, body, "internal ")
+        """Define a private function of the module and return what calls it.
+
+        It is never inlined: large kernels compile several times faster in parts.
+        """
+        self.module.function(name, arguments, result, body, private=True)
         kind = result.llvm if result else "void"
 
         def call(kernel: "Kernel", *values: Value) -> Value:

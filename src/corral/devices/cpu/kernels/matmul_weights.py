@@ -1,0 +1,189 @@
+"""Reading packed weights into registers: the 32 columns × 16 rows of a group at a time.
+
+It knows `quant/packed.py` and nothing of activations. All layouts come out in one form:
+
+    weight = scale × code + offset
+
+with unsigned codes; whatever a layout subtracts from its codes is folded into the offset.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from corral.devices.cpu.simd import (
+    Kernel,
+    Value,
+    convert,
+    f16,
+    f32,
+    i8,
+    i32,
+    look_up,
+    select,
+    u8,
+    u32,
+)
+from corral.quant.packed import CPU_INTERLEAVE, GROUP, SPAN, PackedLayout, Scales
+
+ROWS = CPU_INTERLEAVE
+CHUNK_COLUMNS = 4
+CHUNK_BYTES = CHUNK_COLUMNS * ROWS
+CHUNKS = GROUP // CHUNK_COLUMNS
+FLOATS_BYTES = 4 * ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group in registers."""
+
+    codes: list[Value]
+    """8 × u8.x(64): chunk c holds columns 4c … 4c+3 of each row."""
+    scales: list[Value]
+    """f32.x(16) each: one for all columns, or one for each half of them."""
+    offsets: list[Value]
+    """Likewise; none if weights are plain products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a layout's groups look like in registers."""
+
+    halves: int
+    """1, or 2 if a scale serves 16 columns."""
+    has_offsets: bool
+    code_bits: int
+    """Bits of the unsigned codes."""
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a group that is unpacked to memory: codes, scales, offsets."""
+        floats = self.halves * (2 if self.has_offsets else 1)
+        return CHUNKS * CHUNK_BYTES + floats * FLOATS_BYTES
+
+
+def shape_of(layout: PackedLayout) -> Shape:
+    """Return what the groups of a layout look like in registers."""
+    has_offsets = layout.has_offset or _zero(layout) != 0
+    bits = layout.code_bits
+    if layout.values:
+        bits = (max(layout.values) - min(layout.values)).bit_length()
+    return Shape(GROUP // layout.scale_columns, has_offsets, bits)
+
+
+def _zero(layout: PackedLayout) -> int:
+    """What unsigned codes (values that are looked up, raised to be unsigned) are too high by."""
+    return layout.zero - min(layout.values or (0,))
+
+
+@contextmanager
+def each_group(
+    k: Kernel, layout: PackedLayout, block: Value, columns: int
+) -> Iterator[tuple[Value, Group]]:
+    """Repeat the body for each group of the row block at an address, read into registers."""
+    if not layout.has_spans:
+        with k.range(0, columns // GROUP) as number:
+            yield number, _read(k, layout, block + number * layout.group_bytes(ROWS), [])
+        return
+    supers_bytes = 2 * ROWS * (2 if layout.has_offset else 1)
+    with k.range(0, columns // SPAN) as span:
+        start = block + span * layout.row_block_bytes(SPAN)
+        supers = [_halves(k, start)]
+        if layout.has_offset:
+            supers.append(_halves(k, start + 2 * ROWS))
+        with k.range(0, SPAN // GROUP) as number:
+            at = start + supers_bytes + number * layout.group_bytes(ROWS)
+            yield span * (SPAN // GROUP) + number, _read(k, layout, at, supers)
+
+
+def _halves(k: Kernel, address: Value) -> Value:
+    return convert(k.load(f16.x(ROWS), address), f32)
+
+
+def _read(k: Kernel, layout: PackedLayout, group: Value, supers: list[Value]) -> Group:
+    halves = GROUP // layout.scale_columns
+    bytes_each = 2 * ROWS if layout.scales is Scales.HALF else ROWS
+    scales = [_scale(k, layout, group + n * bytes_each, supers) for n in range(halves)]
+    at = group + halves * bytes_each
+    offsets: list[Value] = []
+    if layout.has_offset:
+        offsets = [_offset(k, at + n * bytes_each, supers) for n in range(halves)]
+        at = at + halves * bytes_each
+    elif _zero(layout):
+        offsets = [scale * -float(_zero(layout)) for scale in scales]
+    return Group(_codes(k, layout, at), scales, offsets)
+
+
+def _scale(k: Kernel, layout: PackedLayout, address: Value, supers: list[Value]) -> Value:
+    match layout.scales:
+        case Scales.HALF:
+            return _halves(k, address)
+        case Scales.EXPONENT:
+            return _power_of_two(k, address)
+        case _:
+            kind = i8 if layout.scales is Scales.SIGNED else u8
+            return _small(k.load(kind.x(ROWS), address)) * supers[0]
+
+
+def _offset(k: Kernel, address: Value, supers: list[Value]) -> Value:
+    return _small(k.load(u8.x(ROWS), address)) * supers[1] if supers else _halves(k, address)
+
+
+def _small(codes: Value) -> Value:
+    return convert(convert(codes, i32), f32)
+
+
+def _power_of_two(k: Kernel, address: Value) -> Value:
+    """2^(e - 128): E8M0 halved, since the looked-up values are doubled."""
+    exponent = convert(k.load(u8.x(ROWS), address), u32)
+    subnormal = k.constant(u32.x(ROWS), 0x200000) << select(exponent < 2, exponent, 0)
+    return select(exponent < 2, subnormal, (exponent - 1) << 23).bits(f32.x(ROWS))
+
+
+def _codes(k: Kernel, layout: PackedLayout, address: Value) -> list[Value]:
+    if layout.code_bits == 8:
+        return [_chunk(k, address, c) for c in range(CHUNKS)]
+    nibbles = [_chunk(k, address, c) for c in range(CHUNKS // 2)]
+    codes = [n & 15 for n in nibbles] + [n >> 4 for n in nibbles]
+    if layout.values:
+        lowest = min(layout.values)
+        return [look_up([value - lowest for value in layout.values], code) for code in codes]
+    tops = address + len(nibbles) * CHUNK_BYTES
+    if layout.code_bits == 5:
+        plane = _chunk(k, tops, 0)
+        return [code | (_shifted(plane, 4 - c) & 16) for c, code in enumerate(codes)]
+    if layout.code_bits == 6:
+        planes = [_chunk(k, tops, 0), _chunk(k, tops, 1)]
+        return [
+            code | (_shifted(planes[c // 4], 4 - 2 * (c % 4)) & 48) for c, code in enumerate(codes)
+        ]
+    return codes
+
+
+def _chunk(k: Kernel, address: Value, number: int) -> Value:
+    return k.load(u8.x(CHUNK_BYTES), address + number * CHUNK_BYTES)
+
+
+def _shifted(plane: Value, left: int) -> Value:
+    """Move bits up, or down if `left` is negative; bits of neighbouring bytes come in."""
+    words = plane.bits(u32.x(ROWS))
+    moved = words << left if left >= 0 else words >> -left
+    return moved.bits(plane.type)
+
+
+def store_group(k: Kernel, address: Value, group: Group) -> None:
+    """Write a group unpacked, in the order of `Shape.panel_bytes`."""
+    for number, chunk in enumerate(group.codes):
+        k.store(address + number * CHUNK_BYTES, chunk)
+    floats = address + CHUNKS * CHUNK_BYTES
+    for number, values in enumerate(group.scales + group.offsets):
+        k.store(floats + number * FLOATS_BYTES, values)
+
+
+def load_group(k: Kernel, shape: Shape, address: Value, *, codes: bool = True) -> Group:
+    """Read what `store_group` wrote; the codes only if they are wanted."""
+    chunks = [_chunk(k, address, c) for c in range(CHUNKS)] if codes else []
+    floats = address + CHUNKS * CHUNK_BYTES
+    count = shape.halves * (2 if shape.has_offsets else 1)
+    values = [k.load(f32.x(ROWS), floats + n * FLOATS_BYTES) for n in range(count)]
+    return Group(chunks, values[: shape.halves], values[shape.halves :])
