@@ -5,6 +5,7 @@ from corral.devices.cpu.kernels import (
     elementwise,
     embed,
     gated,
+    kv_append,
     matmul,
     norm,
     quantize,
@@ -178,6 +179,26 @@ def _rope(at: Binding, node: Tensor) -> Lowered:
     return spec, values, rope.ROPE_FIELDS
 
 
+def _kv_append(at: Binding, node: Tensor) -> Lowered:
+    k, v, state, positions, sequences, tables = node.sources
+    _, _, kv_heads, _, head_dim = state.shape
+    values = {
+        "k": at.address(k),
+        "v": at.address(v),
+        "state": at.address(state),
+        "count": at.count(k),
+        "positions": at.address(positions),
+        "sequences": at.address(sequences),
+        "tables": at.address(tables),
+        "k_stride": k.row_bytes,
+        "v_stride": v.row_bytes,
+        "tables_stride": tables.row_bytes,
+        "kv_heads": kv_heads,
+    }
+    spec = KernelSpec.of(kv_append.kv_append, head_dim=head_dim, dtype=state.dtype.name)
+    return spec, values, kv_append.FIELDS
+
+
 def _select_rows(at: Binding, node: Tensor) -> Lowered:
     values = _rows(at, node) | {"rows": at.address(node.sources[1]), "columns": node.columns}
     return KernelSpec.of(select_rows.select_rows), values, select_rows.FIELDS
@@ -198,6 +219,7 @@ RULES: dict[Op, Rule] = {
     Op.SOFTCAP: _softcap,
     Op.ROTATIONS: _rotations,
     Op.ROPE: _rope,
+    Op.KV_APPEND: _kv_append,
     Op.SELECT_ROWS: _select_rows,
 }
 """The rule of each operation."""
