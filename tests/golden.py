@@ -12,6 +12,15 @@ import pytest
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+
+HIGHEST_FLOAT_NMSE = 1e-5
+"""Of float weights with float math."""
+
+TWINS = {"llama": 1.5 * 3.9e-3, "gemma3": 1.5 * 4.9e-5}
+"""Families with a twin in Q4_K_M, and its highest NMSE with int8 activations: 1.5 times
+what they cost llama.cpp."""
+
 needs_golden = pytest.mark.skipif(
     not GOLDEN.is_dir(), reason="the golden data is not beside this checkout"
 )
