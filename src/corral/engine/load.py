@@ -99,7 +99,7 @@ def _allocate(
         made[lifetime] = device.allocate(size, lifetime)
         closing.callback(made[lifetime].close)
         ledger.commit(owner, device.name, lifetime, made[lifetime].size_bytes)
-    capacity = sum(len(plan.graph) for plan in design.plan.plans)
+    capacity = sum(plan.num_records for plan in design.plan.plans)
     return ModelBuffers(
         weights=made[Lifetime.WEIGHTS],
         state=made[Lifetime.STATE],

@@ -11,6 +11,9 @@ class PoolStatistics:
 
     num_blocks: int
     num_free: int
+    """Blocks that no sequence uses."""
+    num_known: int = 0
+    """Blocks, free or not, whose tokens are remembered."""
 
 
 class BlockPool:
@@ -19,6 +22,10 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
+
+    def references(self, block: int) -> int:
+        """Return how often a block is referenced; 0 is free."""
+        return self._references[block]
 
     def can_take(self, count: int) -> bool:
         """Whether `count` blocks are free."""

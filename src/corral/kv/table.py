@@ -1,5 +1,7 @@
 """The block table of one sequence in one group of layers: its tokens' blocks, in order."""
 
+from collections.abc import Iterable
+
 from corral.kv.pool import BlockPool
 from corral.kv.spec import BLOCK_TOKENS, blocks_for
 
@@ -32,6 +34,12 @@ class BlockTable:
         """
         for _ in range(self.blocks_missing(num_tokens)):
             self.blocks.append(self._pool.take())
+
+    def adopt(self, blocks: Iterable[int]) -> None:
+        """Begin an empty table with blocks that hold its first tokens already."""
+        for block in blocks:
+            self._pool.share(block)
+            self.blocks.append(block)
 
     def slide(self, next_position: int) -> None:
         """Give back blocks that no row at `next_position` or later can see."""

@@ -1,0 +1,63 @@
+"""A model file on a device with an engine on it, and what goes in: samplers and prompts."""
+
+import numpy as np
+import tiny
+
+from corral.contract.messages import SamplingParams
+from corral.engine.engine import Engine
+from corral.engine.load import load_model
+from corral.engine.runner import Runner
+from corral.memory.ledger import Ledger
+from corral.sampling.sampler import Sampler
+
+
+def sampler(seed=1, temperature=1.0):
+    """Return a sampler whose choices depend on every logit."""
+    params = SamplingParams(seed=seed, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+    return Sampler(params, tiny.VOCABULARY)
+
+
+def prompt(length, seed=0):
+    """Return a random prompt."""
+    return np.random.RandomState(seed).randint(0, tiny.VOCABULARY - 2, length).tolist()
+
+
+class Loaded:
+    """A model file on a device, and an engine on it."""
+
+    def __init__(self, path, device, limits):
+        self.device = device
+        self.ledger = Ledger()
+        self.loaded = load_model(path, limits, device, self.ledger)
+        groups = self.loaded.design.kv.groups
+        self.runner = Runner(self.loaded.backend, self.loaded.programs[0], groups)
+        self.engine = Engine(self.runner, groups, context=limits.context)
+        self.num_blocks = tuple(group.num_blocks for group in groups)
+
+    def submit(self, tokens, max_tokens=8, *, seed=1, temperature=1.0, **options):
+        """Queue a prompt with a sampler of its own."""
+        chooser = sampler(seed, temperature)
+        return self.engine.submit(tokens, sampler=chooser, max_tokens=max_tokens, **options)
+
+    def finish(self, *sequences):
+        """Step until all sequences have ended; return what each of them generated."""
+        while any(sequence.finish_reason is None for sequence in sequences):
+            self.engine.step()
+        return [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
+
+    def answer(self, tokens, max_tokens=8, **options):
+        """Run one prompt to its end and return what it generated."""
+        return self.finish(self.submit(tokens, max_tokens, **options))[0]
+
+    @property
+    def is_empty(self):
+        """Whether no sequence is there and no block is used."""
+        statistics = self.engine.statistics()
+        idle = (statistics.waiting, statistics.running) == (0, 0)
+        return idle and statistics.free_blocks == self.num_blocks
+
+    def close(self):
+        """Close the model and check that nothing is left."""
+        self.loaded.close()
+        assert self.device.allocated_bytes == 0
+        assert self.ledger.statistics() == ()

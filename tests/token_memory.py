@@ -1,0 +1,59 @@
+"""A runner whose keys and values are the tokens themselves, so that every read can be checked.
+
+It stands where a model would: it writes each row's token to the block of its position, reads back
+what attention would read, and refuses to go on unless that is what the sequence holds. Its logits
+are random but depend on all of these tokens.
+"""
+
+import zlib
+
+import numpy as np
+
+from corral.engine.batch import BatchArrays
+from corral.kv.spec import BLOCK_TOKENS
+from corral.tensor.graph import ShapeClass
+
+VOCABULARY = 11
+
+
+def logits_after(tokens):
+    """Return the logits that follow some tokens."""
+    seed = zlib.crc32(np.array(tokens, np.int32).tobytes())
+    return np.random.RandomState(seed).standard_normal(VOCABULARY).astype(np.float32)
+
+
+class TokenMemory:
+    """Keeps tokens in blocks, one array for each group of layers."""
+
+    def __init__(self, groups, *, rows=16, outputs=8, sequences=2, context=128):
+        self.shapes = ShapeClass(rows, outputs, sequences, -(-context // BLOCK_TOKENS))
+        self.num_rows = []
+        """Rows of each evaluation so far."""
+        self._groups = groups
+        self._arrays = BatchArrays(self.shapes, groups)
+        self._kept = [np.full((group.num_blocks, BLOCK_TOKENS), -1) for group in groups]
+
+    def run(self, batch):
+        """Write, read back, and return the logits of the rows that want some."""
+        inputs = self._arrays.fill(batch)
+        positions, sequences = inputs["positions"], inputs["sequences"]
+        assert 0 < len(positions) <= self.shapes.rows
+        assert len(batch) <= self.shapes.sequences
+        self.num_rows.append(len(positions))
+        for group, kept in zip(self._groups, self._kept, strict=True):
+            blocks = inputs[group.tables_name][sequences, positions // BLOCK_TOKENS]
+            kept[blocks, positions % BLOCK_TOKENS] = inputs["tokens"]
+            for row, position in enumerate(positions):
+                table = inputs[group.tables_name][sequences[row]]
+                self._check(group, kept, table, batch[sequences[row]].sequence, position)
+        rows = inputs["output_rows"]
+        return np.array(
+            [logits_after(batch[sequences[r]].sequence.tokens[: positions[r] + 1]) for r in rows],
+            np.float32,
+        ).reshape(len(rows), VOCABULARY)
+
+    def _check(self, group, kept, table, sequence, position):
+        first = 0 if group.window is None else max(0, position - group.window + 1)
+        seen = np.arange(first, position + 1)
+        read = kept[table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS]
+        assert read.tolist() == sequence.tokens[first : position + 1]

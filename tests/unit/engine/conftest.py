@@ -1,0 +1,32 @@
+"""Tiny models on devices, closed and counted at the end of each test."""
+
+from contextlib import ExitStack
+
+import pytest
+import tiny
+from loaded import Loaded
+
+from corral.devices.reference.device import ReferenceDevice
+from corral.models.footprint import Limits
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory):
+    """Return the file of each family."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return {name: tiny.write(folder / f"{name}.gguf", name) for name in tiny.FAMILIES}
+
+
+@pytest.fixture
+def load(paths):
+    """Return a function that loads a family, or a file, with an engine."""
+    with ExitStack() as stack:
+
+        def open_one(model="llama", *, device=None, **limits):
+            on = stack.enter_context(device or ReferenceDevice())
+            chosen = {"context": 128, "parallel": 3, "chunk": 32} | limits
+            loaded = Loaded(paths.get(model, model), on, Limits(**chosen))
+            stack.callback(loaded.close)
+            return loaded
+
+        yield open_one
