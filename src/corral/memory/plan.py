@@ -12,7 +12,7 @@ from corral.memory.planner import ScratchLayout, align, place
 from corral.memory.stored import WeightsLayout, place_weights
 from corral.memory.traits import DeviceTraits
 from corral.tensor.graph import Graph
-from corral.tensor.ops import Op
+from corral.tensor.ops import Attend, Op
 from corral.tensor.tensor import Tensor
 
 COUNTS = "counts"
@@ -56,14 +56,32 @@ class Plan:
         return align(size, self.traits.alignment)
 
     @property
+    def segments_bytes(self) -> int:
+        """Scratch for segments of attention, one row of each sequence."""
+        if self.traits.segment_blocks == 0:
+            return 0
+        shapes = self.graph.shape_class
+        segments = -(-shapes.blocks // self.traits.segment_blocks) * shapes.sequences
+        attends = (n.attributes for n in self.graph if isinstance(n.attributes, Attend))
+        sizes = (a.heads * (self.traits.segment_bytes + 4 * a.head_dim) for a in attends)
+        return align(segments * max(sizes, default=0), self.traits.alignment)
+
+    @property
     def scratch_bytes(self) -> int:
-        """Bytes of the scratch arena: the values, then the workers' workspaces."""
-        return self.scratch.size_bytes + self.traits.workers * self.workspace_bytes
+        """Bytes of the scratch arena: the values, the workers' workspaces, the segments."""
+        workspaces = self.traits.workers * self.workspace_bytes
+        return self.scratch.size_bytes + workspaces + self.segments_bytes
+
+    @property
+    def num_records(self) -> int:
+        """Records that lowering may take."""
+        twice = sum(node.op in self.traits.two_records for node in self.graph)
+        return len(self.graph) + twice
 
     @property
     def records_bytes(self) -> int:
-        """Bytes of the record pool: one record a node."""
-        return len(self.graph) * self.traits.record_bytes
+        """Bytes of the record pool."""
+        return self.num_records * self.traits.record_bytes
 
     def scratch_offset(self, tensor: Tensor) -> int:
         """Return where a scratch value lies in the arena."""

@@ -30,5 +30,11 @@ class DeviceTraits:
     """Scratch a worker needs for matrix products of any size …"""
     workspace_bytes_per_column: int = 0
     """… and for each column of the widest one."""
+    segment_blocks: int = 0
+    """KV blocks whose attention workers may compute apart and fold later; 0 is never."""
+    segment_bytes: int = 0
+    """Scratch of such a segment for one query head, beside the F32 sums of its dimensions."""
+    two_records: frozenset[Op] = frozenset()
+    """Operations that take two records."""
     context_bytes: int = 0
     """Bytes its driver takes for a process that uses it."""

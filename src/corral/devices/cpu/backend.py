@@ -58,7 +58,8 @@ class CpuBackend(Closing):
         """
         self._require_open()
         instructions = lower_graph(plan, buffers, RULES)
-        kernels = self._device.compile_for(instructions, buffers.weights_layout, progress)
+        specs = [instruction.spec for instruction in instructions]
+        kernels = self._device.compiler.request(specs, progress)
         address = buffers.records.take(len(instructions))
         write_records(address, instructions, kernels)
         staging = Staging(plan, buffers.staging.address)

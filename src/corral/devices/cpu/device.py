@@ -1,17 +1,18 @@
-"""The CPU device: host memory, weights packed for SIMD, kernels compiled for this very processor."""
+"""The CPU device: host memory, packed weights, kernels compiled for this very processor."""
 
 import warnings
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corral.config import settings
 from corral.devices.base import MemoryReading
 from corral.devices.closing import Closing
 from corral.devices.cpu.backend import CpuBackend
-from corral.devices.cpu.compile import Compiler, KernelSpec
+from corral.devices.cpu.compile import Compiler
 from corral.devices.cpu.features import Target, runnable
-from corral.devices.cpu.kernels.pack import pack, pack_record
-from corral.devices.cpu.native import call
+from corral.devices.cpu.pack import pack_rows
 from corral.devices.cpu.traits import cpu_traits
 from corral.devices.host import HostMemory, array_at, host_memory
 from corral.errors import DeviceUnavailable
@@ -20,7 +21,6 @@ from corral.memory.lifetime import Lifetime
 from corral.memory.stored import StoredSlot
 from corral.paths import CacheTree
 from corral.quant.dequantize import dequantize
-from corral.quant.types import DType
 from corral.tensor.ops import Op
 
 
@@ -77,10 +77,8 @@ class CpuDevice(Closing):
         interleave = self.traits.interleave
         rows = len(data) // tensor.dtype.row_bytes(tensor.columns)
         to += first_row // interleave * layout.row_block_bytes(tensor.columns, interleave)
-        spec = pack_spec(tensor.dtype)
-        address = self.compiler.request([spec])[spec]
-        source = np.frombuffer(data, np.uint8)
-        call(address, pack_record(source.ctypes.data, to, rows=rows, columns=tensor.columns))
+        packed = pack_rows(np.frombuffer(data, np.uint8), tensor.dtype, rows, tensor.columns)
+        array_at(to, packed.shape, np.uint8)[:] = packed
 
     def backend(self) -> CpuBackend:
         """Return a new executor with a team of threads; as many as the traits say.
@@ -101,12 +99,7 @@ class CpuDevice(Closing):
             )
 
 
-def pack_spec(dtype: DType) -> KernelSpec:
-    """Return the kernel that packs weights of a data type."""
-    return KernelSpec.of(pack, dtype=dtype.name)
-
-
-def _plain(slot: StoredSlot, data: memoryview) -> np.ndarray:  # type: ignore[type-arg]
+def _plain(slot: StoredSlot, data: memoryview) -> NDArray[Any]:
     if slot.tensor.op is Op.CONSTANT:
         return np.frombuffer(data, np.float64)
     return dequantize(data, slot.tensor.dtype, (slot.tensor.columns,))

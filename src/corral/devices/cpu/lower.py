@@ -5,7 +5,7 @@ fields of its kernel follow. It is written once and only read while evaluating.
 """
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +63,12 @@ class Binding:
 Lowered = tuple[KernelSpec, Mapping[str, int], Sequence[str]]
 """A kernel, the values of its fields, and their order."""
 Rule = Callable[[Binding, Tensor], Lowered]
+Rules = Mapping[Op, tuple[Rule, ...]]
+"""For each operation the kernels that compute it, in order."""
 
 
 def lower_graph(
-    plan: Plan, buffers: ModelBuffers, rules: Mapping[Op, Rule]
+    plan: Plan, buffers: ModelBuffers, rules: Rules
 ) -> tuple[Instruction, ...]:
     """Return the instructions of a plan in order, each node by the rule of its operation.
 
@@ -75,19 +77,20 @@ def lower_graph(
     """
     binding = Binding(plan, buffers)
     nodes = [node for node in plan.graph if node.op is not Op.VIEW]
-    return tuple(_lower(binding, node, rules) for node in nodes)
+    return tuple(part for node in nodes for part in _lower(binding, node, rules))
 
 
-def _lower(binding: Binding, node: Tensor, rules: Mapping[Op, Rule]) -> Instruction:
+def _lower(binding: Binding, node: Tensor, rules: Rules) -> Iterator[Instruction]:
     if node.op not in rules:
         raise InternalError(f"the CPU has no kernel for {node!r}")
-    spec, values, order = rules[node.op](binding, node)
-    if set(values) != set(order):
-        odd = set(values) ^ set(order)
-        raise InternalError(f"fields of {spec.name} and their values differ in {sorted(odd)}")
     reads = tuple(binding.span(source) for source in node.sources if source.op is not Op.WEIGHT)
     touched = Touched(reads, (binding.span(node),))
-    return Instruction(spec, tuple(values[name] for name in order), touched)
+    for rule in rules[node.op]:
+        spec, values, order = rule(binding, node)
+        if set(values) != set(order):
+            odd = set(values) ^ set(order)
+            raise InternalError(f"fields of {spec.name} and their values differ in {sorted(odd)}")
+        yield Instruction(spec, tuple(values[name] for name in order), touched)
 
 
 def write_records(

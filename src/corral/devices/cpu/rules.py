@@ -1,7 +1,8 @@
 """How each operation becomes a kernel and its fields."""
 
-from corral.devices.cpu.compile import KernelSpec
+from corral.devices.cpu.compile import Emit, KernelSpec
 from corral.devices.cpu.kernels import (
+    attention,
     elementwise,
     embed,
     gated,
@@ -12,9 +13,9 @@ from corral.devices.cpu.kernels import (
     rope,
     select_rows,
 )
-from corral.devices.cpu.lower import Binding, Lowered, Rule, float_word
+from corral.devices.cpu.lower import Binding, Lowered, Rules, float_word
 from corral.quant.packed import LAYOUTS
-from corral.tensor.ops import Cap, Embed, Gate, Norm, Op, Rope, Rotation
+from corral.tensor.ops import Attend, Cap, Embed, Gate, Norm, Op, Rope, Rotation
 from corral.tensor.tensor import Tensor
 
 
@@ -199,27 +200,71 @@ def _kv_append(at: Binding, node: Tensor) -> Lowered:
     return spec, values, kv_append.FIELDS
 
 
+def _attend(at: Binding, node: Tensor, emit: Emit) -> Lowered:
+    q, appended, positions, sequences, tables = node.sources
+    attributes = node.attributes
+    assert isinstance(attributes, Attend)
+    plan = at.plan
+    workspaces = plan.traits.workers * plan.workspace_bytes
+    values = {
+        "q": at.address(q),
+        "state": at.address(appended),
+        "out": at.address(node),
+        "count": at.count(node),
+        "positions": at.address(positions),
+        "sequences": at.address(sequences),
+        "tables": at.address(tables),
+        "q_stride": q.row_bytes,
+        "out_stride": node.row_bytes,
+        "tables_stride": tables.row_bytes,
+        "kv_heads": attributes.kv_heads,
+        "scale": float_word(attributes.scale),
+        "window": attributes.window or 0,
+        "softcap": float_word(attributes.softcap or 0.0),
+        "partials": at.buffers.scratch.address + plan.scratch.size_bytes + workspaces,
+        "partials_bytes": plan.segments_bytes,
+    }
+    spec = KernelSpec.of(
+        emit,
+        head_dim=attributes.head_dim,
+        group=attributes.heads // attributes.kv_heads,
+        dtype=appended.dtype.name,
+        windowed=attributes.window is not None,
+        capped=attributes.softcap is not None,
+    )
+    return spec, values, attention.FIELDS
+
+
+def _attention(at: Binding, node: Tensor) -> Lowered:
+    return _attend(at, node, attention.attention)
+
+
+def _attention_merge(at: Binding, node: Tensor) -> Lowered:
+    return _attend(at, node, attention.attention_merge)
+
+
 def _select_rows(at: Binding, node: Tensor) -> Lowered:
     values = _rows(at, node) | {"rows": at.address(node.sources[1]), "columns": node.columns}
     return KernelSpec.of(select_rows.select_rows), values, select_rows.FIELDS
 
 
-RULES: dict[Op, Rule] = {
-    Op.EMBED: _embed,
-    Op.RMS_NORM: _rms_norm,
-    Op.NORM_QUANTIZE: _norm_quantize,
-    Op.QUANTIZE: _quantize,
-    Op.MATMUL: _matmul,
-    Op.MATMUL_ADD: _matmul,
-    Op.GATED: _gated,
-    Op.GATED_QUANTIZE: _gated,
-    Op.ADD: _binary,
-    Op.MUL: _binary,
-    Op.ACTIVATE: _activate,
-    Op.SOFTCAP: _softcap,
-    Op.ROTATIONS: _rotations,
-    Op.ROPE: _rope,
-    Op.KV_APPEND: _kv_append,
-    Op.SELECT_ROWS: _select_rows,
+RULES: Rules = {
+    Op.EMBED: (_embed,),
+    Op.RMS_NORM: (_rms_norm,),
+    Op.NORM_QUANTIZE: (_norm_quantize,),
+    Op.QUANTIZE: (_quantize,),
+    Op.MATMUL: (_matmul,),
+    Op.MATMUL_ADD: (_matmul,),
+    Op.GATED: (_gated,),
+    Op.GATED_QUANTIZE: (_gated,),
+    Op.ADD: (_binary,),
+    Op.MUL: (_binary,),
+    Op.ACTIVATE: (_activate,),
+    Op.SOFTCAP: (_softcap,),
+    Op.ROTATIONS: (_rotations,),
+    Op.ROPE: (_rope,),
+    Op.KV_APPEND: (_kv_append,),
+    Op.ATTENTION: (_attention, _attention_merge),
+    Op.SELECT_ROWS: (_select_rows,),
 }
-"""The rule of each operation."""
+"""The kernels of each operation."""

@@ -12,6 +12,10 @@ from corral.tensor.ops import Op
 RECORD_WORDS = 32
 """64-bit words of a record: a program row, then the fields of the widest kernel."""
 WORD_BYTES = 8
+SEGMENT_BLOCKS = 16
+"""KV blocks of a segment of attention: what one thread computes and another may fold."""
+SEGMENT_BYTES = 64
+"""Of a segment, before its sums: its greatest score and its sum of weights."""
 
 CPU_TRAITS = DeviceTraits(
     kind="cpu",
@@ -22,6 +26,9 @@ CPU_TRAITS = DeviceTraits(
     record_bytes=RECORD_WORDS * WORD_BYTES,
     workspace_bytes=128 << 10,
     workspace_bytes_per_column=32,
+    segment_blocks=SEGMENT_BLOCKS,
+    segment_bytes=SEGMENT_BYTES,
+    two_records=frozenset({Op.ATTENTION}),
 )
 """The CPU: 16 rows of packed weights side by side, A8 activations, one record a node."""
 
