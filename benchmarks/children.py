@@ -37,7 +37,11 @@ class Child:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
-        self.description = self._reply("starting")
+        try:
+            self.description = self._reply("starting")
+        except ChildDied:
+            self.close()
+            raise
 
     def measure(self, **request: object) -> Reply:
         """Ask for one measurement and wait for it.
@@ -55,10 +59,11 @@ class Child:
 
     def close(self) -> None:
         """End it; a second call does nothing."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already
             self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
         self._errors.close()
 
     def __enter__(self) -> "Child":
