@@ -46,8 +46,8 @@ Subroutine = Callable[..., Value]
 def product_of(layout: PackedLayout, columns: int, target: Target) -> Product:
     """Return the arithmetic for a layout."""
     if layout.is_float:
-        return FloatProduct(layout, columns)
-    return QuantizedProduct(layout, columns)
+        return FloatProduct(layout, columns, target)
+    return QuantizedProduct(layout, columns, target)
 
 
 def scratch_bytes(target: Target, layout: str, columns: int) -> int:

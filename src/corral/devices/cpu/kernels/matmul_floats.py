@@ -6,7 +6,8 @@ itself when there is one token.
 
 from collections.abc import Sequence
 
-from corral.devices.cpu.kernels.matmul_tiles import Place
+from corral.devices.cpu.features import Target
+from corral.devices.cpu.kernels.matmul_tiles import Place, tile_sizes
 from corral.devices.cpu.kernels.matmul_weights import ROWS
 from corral.devices.cpu.simd import Kernel, Value, Variable, bf16, convert, f16, f32, fma
 from corral.quant.packed import PackedLayout
@@ -17,12 +18,12 @@ _TYPES = {"f32": f32, "f16": f16, "bf16": bf16}
 class FloatProduct:
     """The arithmetic of one kernel: F32 activations and float weights."""
 
-    tile_tokens = 12
-    small_tiles = (8, 4, 2, 1)
     scratch_bytes = 0
-    chunk_tokens = 192
 
-    def __init__(self, layout: PackedLayout, columns: int) -> None:
+    def __init__(self, layout: PackedLayout, columns: int, target: Target) -> None:
+        self.tile_tokens, self.small_tiles = tile_sizes(target)
+        self.tile_tokens = self.tile_tokens * 3 // 4
+        self.chunk_tokens = 16 * self.tile_tokens
         self.columns = columns
         self.type = _TYPES[layout.name].x(ROWS)
 
@@ -33,7 +34,7 @@ class FloatProduct:
         """Weights are read as they are."""
 
     def full_tile(self, k: Kernel, place: Place, block: Value) -> list[Value]:
-        """Return the products of 12 tokens with the row block at an address."""
+        """Return the products of a full tile with the row block at an address."""
         return self.small_tile(k, self.tile_tokens, place, block)
 
     def small_tile(self, k: Kernel, size: int, place: Place, block: Value) -> list[Value]:

@@ -1,12 +1,13 @@
 """Products of a few tokens with one row block of quantized weights, in vector registers.
 
 Two sources of weights, one arithmetic: a packed stream that is unpacked on the way, for few tokens;
-and a panel in memory that was unpacked before, for tiles of 16.
+and a panel in memory that was unpacked before, for full tiles.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from corral.devices.cpu.features import Target
 from corral.devices.cpu.kernels.matmul_weights import (
     CHUNK_COLUMNS,
     ROWS,
@@ -31,8 +32,6 @@ from corral.devices.cpu.simd import (
 )
 from corral.quant.packed import GROUP, PackedLayout
 
-TILE_TOKENS = 16
-SMALL_TILES = (8, 4, 2, 1)
 INTERLEAVED = 8
 """Tokens whose dots are computed side by side, since each of them is one chain of waits."""
 MINIMUM_CHAINS = 2
@@ -93,19 +92,24 @@ def half_sums_bytes(columns: int) -> int:
     return columns // GROUP * 8
 
 
+def tile_sizes(target: Target) -> tuple[int, tuple[int, ...]]:
+    """Return the tokens of a full tile, whose totals fit the registers, and of smaller ones."""
+    if target.vector_bits == 512:
+        return 16, (8, 4, 2, 1)
+    return (4, (2, 1)) if target.vector_bits == 256 or not target.is_x86 else (2, (1,))
+
+
 class QuantizedProduct:
     """The arithmetic of one kernel: A8 activations and one layout."""
 
-    tile_tokens = TILE_TOKENS
-    small_tiles = SMALL_TILES
-
-    def __init__(self, layout: PackedLayout, columns: int) -> None:
+    def __init__(self, layout: PackedLayout, columns: int, target: Target) -> None:
+        self.tile_tokens, self.small_tiles = tile_sizes(target)
         self.layout, self.columns = layout, columns
         self.shape = shape_of(layout)
         self.groups = columns // GROUP
         self.needs_half_sums = self.shape.halves == 2 and self.shape.has_offsets
         self.stride = columns + columns // 4
-        self.chunk_tokens = max(_CHUNK_BYTES // self.stride // TILE_TOKENS, 2) * TILE_TOKENS
+        self.chunk_tokens = max(_CHUNK_BYTES // self.stride // self.tile_tokens, 4) * self.tile_tokens
 
     @property
     def panel_bytes(self) -> int:
@@ -146,8 +150,8 @@ class QuantizedProduct:
             store_group(k, scratch + number * self.shape.panel_bytes, group)
 
     def full_tile(self, k: Kernel, place: Place, block: Value) -> list[Value]:
-        """Return the products of 16 tokens with the panel; `block` only helps to look ahead."""
-        x, totals = self._activations(place), _totals(k, TILE_TOKENS)
+        """Return the products of a full tile with the panel; `block` only helps to look ahead."""
+        x, totals = self._activations(place), _totals(k, self.tile_tokens)
         with k.range(0, self.groups) as number:
             self._prefetch(k, block, number)
             group = load_group(k, self.shape, place.scratch + number * self.shape.panel_bytes)
