@@ -162,7 +162,18 @@ class Kernel:
     # Memory
 
     def _pointer(self, address: Value) -> str:
-        return self.emit(i64, f"inttoptr {address.typed} to ptr").text
+        """Name the pointer: LLVM understands loops better if it sees a base and offsets."""
+        base, *offsets = address.addends
+        pointer = self.emit(i64, f"inttoptr {base.typed} to ptr").text
+        constant = 0
+        for offset in offsets:
+            if offset.text.lstrip("-").isdigit():
+                constant += int(offset.text)
+            else:
+                pointer = self.emit(i64, f"getelementptr i8, ptr {pointer}, {offset.typed}").text
+        if constant:
+            pointer = self.emit(i64, f"getelementptr i8, ptr {pointer}, i64 {constant}").text
+        return pointer
 
     def load(self, of: Type, address: Value) -> Value:
         """Load a scalar or a vector."""

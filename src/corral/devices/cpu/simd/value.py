@@ -7,7 +7,7 @@ beside a vector is splat. Nothing is converted silently.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from corral.devices.cpu.simd.types import Kind, Type, boolean
+from corral.devices.cpu.simd.types import Kind, Type, boolean, i64
 
 if TYPE_CHECKING:
     from corral.devices.cpu.features import Target
@@ -32,10 +32,12 @@ class Emitter(Protocol):
 class Value:
     """A value in a register: the result of an instruction, an argument or a constant."""
 
-    __slots__ = ("kernel", "text", "type")
+    __slots__ = ("addends", "kernel", "text", "type")
 
     def __init__(self, kernel: Emitter, of: Type, text: str) -> None:
         self.kernel, self.type, self.text = kernel, of, text
+        self.addends: tuple[Value, ...] = (self,)
+        """What was added up to it, so that addresses can be written as base and offsets."""
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.text}>"
@@ -75,7 +77,10 @@ class Value:
         return a.kernel.emit(a.type, f"{operation} {a.typed}, {b.text}")
 
     def __add__(self, other: "Value | float") -> "Value":
-        return self._binary(other, "add", "fadd")
+        result = self._binary(other, "add", "fadd")
+        if result.type == i64:
+            result.addends = (*self.addends, self.like(other))
+        return result
 
     def __sub__(self, other: "Value | float") -> "Value":
         return self._binary(other, "sub", "fsub")
