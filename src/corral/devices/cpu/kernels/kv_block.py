@@ -6,9 +6,11 @@ Q8_0 is 32·dim int8 codes, then an F16 scale for each 32 dimensions of a token:
 for keys, (32 tokens, dim/32) for values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from corral.devices.cpu.simd import Type, bf16, f16, f32, i8
+from corral.devices.cpu.kernels.columns import LANES
+from corral.devices.cpu.simd import Kernel, Type, Value, bf16, convert, f16, f32, i8, i32, splat
 from corral.kv.spec import BLOCK_TOKENS
 from corral.quant.types import DType
 
@@ -49,3 +51,49 @@ class Part:
     def size_bytes(self) -> int:
         """Bytes of the part."""
         return self.dtype.row_bytes(self.head_dim) * BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of 16-column vectors to read as F32: a part in place, or a part already converted."""
+
+    kernel: Kernel
+    element: Type
+    address: Value
+    columns: int
+    scale_at: Callable[[Value, Value], Value] | None = None
+    """Gives the scales of a vector's lanes, by row and first column."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from a row to the next."""
+        return self.columns * self.element.bytes
+
+    def load(self, row: Value, column: Value) -> Value:
+        """Return 16 columns of a row as F32."""
+        at = self.address + row * self.row_bytes + column * self.element.bytes
+        stored = self.kernel.load(self.element.x(LANES), at)
+        if self.scale_at is None:
+            return convert(stored, f32)
+        return convert(convert(stored, i32), f32) * self.scale_at(row, column)
+
+
+def keys(k: Kernel, part: Part, address: Value) -> Matrix:
+    """Return the keys of a part: a row a dimension, a column a token."""
+
+    def scale(row: Value, column: Value) -> Value:
+        element = row // GROUP * BLOCK_TOKENS + column
+        stored = k.load(f16.x(LANES), address + part.scales_offset + element * 2)
+        return convert(stored, f32)
+
+    return Matrix(k, part.element, address, BLOCK_TOKENS, scale if part.is_scaled else None)
+
+
+def values(k: Kernel, part: Part, address: Value) -> Matrix:
+    """Return the values of a part: a row a token, a column a dimension."""
+
+    def scale(row: Value, column: Value) -> Value:
+        element = row * (part.head_dim // GROUP) + column // GROUP
+        return splat(convert(k.load(f16, address + part.scales_offset + element * 2), f32), LANES)
+
+    return Matrix(k, part.element, address, part.head_dim, scale if part.is_scaled else None)

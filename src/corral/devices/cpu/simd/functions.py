@@ -7,6 +7,7 @@ from corral.devices.cpu.simd.arithmetic import absolute, exp, fma, select
 from corral.devices.cpu.simd.types import u32, u64
 from corral.devices.cpu.simd.value import Value
 
+
 def _polynomial(coefficients: tuple[float, ...], x: Value) -> Value:
     result = fma(x, coefficients[0], coefficients[1])
     for coefficient in coefficients[2:]:
