@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from corral.devices.control_group import group_limits
 from corral.errors import OutOfMemory
 from corral.memory.buffer import Buffer
 from corral.memory.lifetime import Lifetime
@@ -80,7 +81,9 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 def host_memory() -> tuple[int, int]:
     """Return (total, available) bytes of the host, no more than its control group allows."""
     memory = psutil.virtual_memory()
-    return memory.total, memory.available
+    groups = group_limits()
+    total = min([memory.total, *(group.limit_bytes for group in groups)])
+    return total, min([memory.available, *(group.available_bytes for group in groups)])
 
 
 def bytes_at(address: int, size_bytes: int) -> memoryview:
