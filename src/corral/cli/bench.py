@@ -28,7 +28,7 @@ _MAX_REPEAT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Case:
     """One thing to measure: only one of the two counts is not 0."""
 
     prompt: int
@@ -49,7 +49,7 @@ class Test:
 class Result:
     """The seconds of every pass of a test."""
 
-    test: Test
+    test: Case
     began: str
     samples_s: tuple[float, ...]
 
@@ -94,7 +94,7 @@ def execute(given: Sequence[str]) -> int:
     options.add_load_options(parser)
     options.add_json(parser)
     parsed = parser.parse_args(given)
-    tests = [test for test in (Test(parsed.prompt, 0), Test(0, parsed.generate)) if test.tokens]
+    tests = [test for test in (Case(parsed.prompt, 0), Case(0, parsed.generate)) if test.tokens]
     if not tests:
         raise UsageError("-p and -n are both 0, so there is nothing to measure")
     if parsed.context is None:
@@ -109,7 +109,7 @@ def execute(given: Sequence[str]) -> int:
     return 0
 
 
-def measure(model: "Model", test: Test, repeat: int, display: ProgressDisplay) -> Result:
+def measure(model: "Model", test: Case, repeat: int, display: ProgressDisplay) -> Result:
     """Time a test `repeat` times after one pass that is not counted."""
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     samples = []

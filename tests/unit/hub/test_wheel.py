@@ -74,8 +74,8 @@ def test_says_how_to_get_an_installer(machine, tmp_path):
 
 def test_real_pip_understands_the_command(tmp_path):
     """The installed pip accepts the options and fetches a wheel from a directory."""
-    published = tmp_path / "published"
-    published.mkdir()
+    pytest.importorskip("pip", reason="an environment without pip")
+    published = make(tmp_path / "published")
     write_installable_wheel(published / "tiny_model-1.0-py3-none-any.whl")
     requirement = published / "tiny_model-1.0-py3-none-any.whl"
     seen = []

@@ -1,0 +1,38 @@
+"""The public surface of the package."""
+
+import pytest
+
+import corral
+
+PUBLIC = [
+    "ChatReply",
+    "CorralError",
+    "FinishReason",
+    "Generation",
+    "GenerationStatistics",
+    "MemoryRow",
+    "MemoryStatistics",
+    "Model",
+    "PlanReport",
+    "SamplingParams",
+    "plan",
+]
+
+
+def test_the_public_names_are_these():
+    """A public name comes or goes only on purpose."""
+    assert sorted(corral.__all__) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_can_be_imported(name):
+    """Each name is found in its home, has a docstring, and is listed."""
+    value = getattr(corral, name)
+    assert value.__doc__
+    assert name in dir(corral)
+
+
+def test_other_names_are_missing_as_usual():
+    """A wrong name raises AttributeError and names the package."""
+    with pytest.raises(AttributeError, match="module 'corral' has no attribute 'Modell'"):
+        _ = corral.Modell
