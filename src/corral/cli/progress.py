@@ -31,7 +31,8 @@ STAGES: Final = {
     "download": Stage("downloading"),
     "unpack": Stage("unpacking", delay_s=1.0),
     "read": Stage("reading weights", delay_s=1.0),
-    "compile": Stage(
+    "lower": Stage("preparing", are_bytes=False, delay_s=1.0),
+    "kernels": Stage(
         "compiling kernels for this CPU, once",
         are_bytes=False,
         done="compiled {total} kernels for this CPU in {seconds:.1f} s; they are kept",
@@ -97,8 +98,9 @@ class ProgressDisplay:
         if self._stream.isatty():
             self._draw(shown, done, total)
         elif not self._spoke or time.monotonic() - self._spoke > _PLAIN_EVERY_S:
+            amount = _percent(done, total) if self._spoke else _whole(shown, total)
             self._spoke = time.monotonic()
-            note(f"{shown.text}{_amount(shown, done, total)}")
+            note(f"{shown.text}{amount}")
 
     def _draw(self, shown: Stage, done: int, total: int) -> None:
         if self._bars is None:
@@ -109,12 +111,12 @@ class ProgressDisplay:
         self._bars.update(self._bar, completed=done, total=total or None)
 
 
-def _amount(shown: Stage, done: int, total: int) -> str:
-    if not total:
-        return ""
-    if not done:
-        return f" ({megabytes(total) if shown.are_bytes else total})"
-    return f": {100 * done // total} %"
+def _whole(shown: Stage, total: int) -> str:
+    return f" ({megabytes(total) if shown.are_bytes else total})" if total else ""
+
+
+def _percent(done: int, total: int) -> str:
+    return f": {100 * done // total} %" if total else ""
 
 
 def _make_bars(stream: TextIO, *, are_bytes: bool) -> "Progress":

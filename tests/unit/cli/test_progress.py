@@ -49,9 +49,9 @@ def test_compiling_is_told_at_its_beginning_and_end(clock, capsys):
     """The first run says that it compiles, once, and how long it took."""
     with ProgressDisplay(io.StringIO()) as display:
         for done in range(15):
-            display("compile", done, 14)
+            display("kernels", done, 14)
             clock[0] += 0.5
-        display("compile", 14, 14)
+        display("kernels", 14, 14)
     assert capsys.readouterr().err.splitlines() == [
         "corral: compiling kernels for this CPU, once (14)",
         "corral: compiled 14 kernels for this CPU in 7.0 s; they are kept",
@@ -61,7 +61,7 @@ def test_compiling_is_told_at_its_beginning_and_end(clock, capsys):
 def test_nothing_to_compile_is_silent(clock, capsys):
     """Kernels that come from the cache are no news."""
     with ProgressDisplay(io.StringIO()) as display:
-        display("compile", 14, 14)
+        display("kernels", 14, 14)
     assert capsys.readouterr().err == ""
 
 
