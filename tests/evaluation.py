@@ -64,7 +64,7 @@ class Evaluation:
             records=RecordPool(
                 buffers[Lifetime.RECORDS],
                 record_bytes=device.traits.record_bytes,
-                capacity=len(graph),
+                capacity=self.plan.num_records,
             ),
             weights_layout=self.model.weights,
             state_layout=self.model.state,

@@ -6,26 +6,18 @@ from attention_cases import BLOCKS, CASES, CachedAttention, block_tables, check
 from golden import nmse
 
 from corral.devices.host import array_at
-from corral.devices.reference.device import ReferenceDevice
-
-
-@pytest.fixture(scope="module", params=[ReferenceDevice])
-def device(request):
-    with request.param() as device:
-        yield device
-        assert device.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_attention(device, case):
+def test_attention(computing, case):
     """Each row sees its own sequence's past, in or before this batch, and no other."""
-    check(device, case)
+    check(computing, case)
 
 
-def test_blocks_behind_the_window_are_not_read(device):
+def test_blocks_behind_the_window_are_not_read(computing):
     """A table may name any block where a windowed layer has given its block back."""
     case = next(case for case in CASES if case.name == "window")
-    with CachedAttention(device, case) as attention:
+    with CachedAttention(computing, case) as attention:
         attention.run([(0, 40)])
         tables, gone = block_tables(), 11
         assert gone not in tables[0]
@@ -35,9 +27,9 @@ def test_blocks_behind_the_window_are_not_read(device):
     assert nmse(actual, expected) <= case.tolerance
 
 
-def test_unwritten_tokens_of_the_last_block_are_not_read(device):
+def test_unwritten_tokens_of_the_last_block_are_not_read(computing):
     """What an earlier sequence left behind the last position never reaches a sum."""
-    with CachedAttention(device, CASES[0]) as attention:
+    with CachedAttention(computing, CASES[0]) as attention:
         for block in range(BLOCKS):
             _poison(attention, block)
         actual, expected = attention.run([(0, 33), (1, 2)])

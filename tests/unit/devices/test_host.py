@@ -39,6 +39,17 @@ def test_buffers_are_private_memory():
     assert "sh" not in mapping["VmFlags"].split()
 
 
+@on_linux
+def test_pages_are_there_before_they_are_written():
+    """A buffer that evaluations write to has all its pages at once; weights get theirs when read."""
+    memory = HostMemory("test")
+    for lifetime, expected in ((Lifetime.STATE, 4096), (Lifetime.WEIGHTS, 0)):
+        buffer = memory.allocate(4 << 20, lifetime)
+        resident = mapping_of(buffer.address)["Rss"]
+        buffer.close()
+        assert resident == f"{expected} kB"
+
+
 def test_closing_gives_back():
     """A closed buffer is gone, and so are its bytes."""
     memory = HostMemory("test")

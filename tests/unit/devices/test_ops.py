@@ -3,22 +3,14 @@
 import pytest
 from op_cases import CASES, check
 
-from corral.devices.reference.device import ReferenceDevice
 from corral.devices.reference.ops import KERNELS
 from corral.tensor.ops import Op
 
 
-@pytest.fixture(scope="module", params=[ReferenceDevice])
-def device(request):
-    with request.param() as device:
-        yield device
-        assert device.allocated_bytes == 0
-
-
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_operation(device, case):
+def test_operation(computing, case):
     """A device gives what the formula says, from the rows of this batch and nothing else."""
-    check(device, case)
+    check(computing, case)
 
 
 def test_every_operation_has_a_kernel():
