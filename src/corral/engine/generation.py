@@ -1,10 +1,11 @@
 """One answer as it is made: tokens of a sequence to pieces of text, with stop strings and times."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Self
 
 from corral.contract.messages import FinishReason
+from corral.engine.answers import Answers
 from corral.engine.metrics import GenerationStatistics
 from corral.engine.sequence import Sequence
 from corral.errors import InternalError
@@ -15,35 +16,39 @@ from corral.text.stops import StopMatcher
 class Generation:
     """An iterator over the pieces of one answer.
 
-    It may be left at any time: `cancel()`, or leaving its `with` block, gives its blocks back.
+    It may be left at any time: `cancel()`, leaving its `with` block, or dropping it gives its
+    blocks back.
     """
 
     def __init__(
         self,
         sequence: Sequence,
-        advance: Callable[[Sequence], int | None],
-        cancel: Callable[[Sequence], None],
+        answers: Answers,
         *,
+        parent: object,
         detokenizer: Detokenizer,
         stops: StopMatcher,
     ) -> None:
-        """Wrap a submitted sequence; `advance` computes and returns its next token, or None."""
+        """Wrap a submitted sequence; `parent` is kept alive as long as this is."""
+        self._parent = parent
         self._sequence = sequence
-        self._advance = advance
-        self._cancel = cancel
+        self._answers = answers
         self._detokenizer = detokenizer
         self._stops = stops
         self._started = time.perf_counter()
         self._first: float | None = None
         self._last = self._started
         self._reason: FinishReason | None = None
-        self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        while self._reason is None:
+            piece = self._next_piece()
+            if piece:
+                return piece
+        raise StopIteration
 
     def __enter__(self) -> Self:
         return self
@@ -51,11 +56,15 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
+    def __del__(self) -> None:
+        # Not cancelled here: this can run in the middle of anything, an evaluation included.
+        if getattr(self, "_reason", self) is None:
+            self._answers.abandon(self._sequence)
+
     def cancel(self) -> None:
         """End the answer now; what was already given stays."""
         if self._reason is None:
-            self._reason = FinishReason.CANCELLED
-            self._cancel(self._sequence)
+            self._end(FinishReason.CANCELLED)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -82,32 +91,28 @@ class Generation:
             finish_reason=self._reason,
         )
 
-    def _run(self) -> Iterator[str]:
-        while (token := self._next_token()) is not None:
-            emit, stopped = self._stops.push(self._detokenizer.push(token))
-            if stopped:
-                self._reason = FinishReason.STOP
-                self._cancel(self._sequence)
-            if emit:
-                yield emit
-            if stopped:
-                return
-        if self._reason is FinishReason.CANCELLED:
-            return
-        self._reason = self._sequence.finish_reason
-        emit, stopped = self._stops.push(self._detokenizer.finish())
-        if not stopped:
-            emit += self._stops.finish()
-        if emit:
-            yield emit
+    def _next_piece(self) -> str:
+        try:
+            token = self._answers.advance(self._sequence)
+        except Exception:
+            self._end(FinishReason.ERROR)
+            raise
+        if token is not None or self._first is None:
+            self._last = time.perf_counter()
+            self._first = self._first or self._last
+        if token is None or token in self._sequence.end_tokens:
+            self._reason = self._sequence.finish_reason or FinishReason.CANCELLED
+            return self._rest()
+        piece, has_stopped = self._stops.push(self._detokenizer.push(token))
+        if has_stopped:
+            self._end(FinishReason.STOP)
+        return piece
 
-    def _next_token(self) -> int | None:
-        """Return the next token that is part of the answer, or None at its end."""
-        if self._reason is not None:
-            return None
-        token = self._advance(self._sequence)
-        if token is None:
-            return None
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
-        return None if token in self._sequence.end_tokens else token
+    def _rest(self) -> str:
+        """Return the text that was held back in case more would follow."""
+        piece, has_stopped = self._stops.push(self._detokenizer.finish())
+        return piece if has_stopped else piece + self._stops.finish()
+
+    def _end(self, reason: FinishReason) -> None:
+        self._reason = reason
+        self._answers.cancel(self._sequence)

@@ -1,9 +1,7 @@
 """The model as people use it from Python: load, generate, chat, ask for logits, look at memory."""
 
-import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from contextlib import ExitStack
@@ -18,7 +16,8 @@ from numpy.typing import NDArray
 from corral.contract.messages import SamplingParams
 from corral.devices import registry
 from corral.devices.base import Progress
-from corral.engine.engine import Emission, Engine
+from corral.engine.answers import Answers
+from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.load import LoadedModel, load_model
 from corral.engine.metrics import (
@@ -28,8 +27,7 @@ from corral.engine.metrics import (
     MemoryStatistics,
 )
 from corral.engine.runner import Runner
-from corral.engine.sequence import Sequence, SequenceState
-from corral.errors import Closed, InvalidArgument, TemplateError
+from corral.errors import Closed, ContextExceeded, InvalidArgument, TemplateError
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
 from corral.memory.ledger import Ledger
@@ -42,6 +40,8 @@ from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
 Messages = Iterable[Mapping[str, object]]
+
+_DEFAULT_SAMPLING = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class Options:
     """None is until the context is full."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = _DEFAULT_SAMPLING
+    reuse: bool = True
+    """Whether known keys and values may be used, and left for later prompts."""
 
 
 class Model:
@@ -73,25 +75,23 @@ class Model:
         self,
         loaded: LoadedModel,
         metadata: Metadata,
+        tokenizer: Tokenizer,
         *,
-        path: Path,
+        name: str,
         ledger: Ledger,
         closing: ExitStack,
     ) -> None:
         """Put an engine on a loaded model; use `load` instead."""
         self.metadata = metadata
-        self.name = path.name
+        self.name = name
         self._loaded = loaded
         self._ledger = ledger
         self._closing = closing
-        self._is_closed = False
-        self._lock = threading.Lock()
-        self._pending: dict[int, deque[Emission]] = {}
         groups = loaded.design.kv.groups
         runner = Runner(loaded.backend, loaded.programs[0], groups)
-        self._engine = Engine(runner, groups, context=self.context)
+        self._answers = Answers(Engine(runner, groups, context=self.context), name=name)
         self._workspace = Workspace(self.vocabulary_size)
-        self._tokenizer = Tokenizer.from_metadata(metadata.plain())
+        self._tokenizer = tokenizer
         self._template: ChatTemplate | None = None
 
     @classmethod
@@ -125,19 +125,19 @@ class Model:
         with open_model(path) as file:
             metadata = file.metadata
         limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
+        tokenizer = Tokenizer.from_metadata(metadata.plain())
         ledger = Ledger()
         with ExitStack() as stack:
             on = registry.open(device, threads=threads)
             stack.callback(on.close)
             loaded = load_model(path, limits, on, ledger, progress=progress)
             stack.callback(loaded.close)
-            model = cls(loaded, metadata, path=path, ledger=ledger, closing=stack)
-            model._closing = stack.pop_all()
-            return model
+            closing = stack.pop_all()
+        return cls(loaded, metadata, tokenizer, name=path.name, ledger=ledger, closing=closing)
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""
-        self._is_closed = True
+        self._answers.close()
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -152,7 +152,8 @@ class Model:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True):
+        answers = getattr(self, "_answers", None)
+        if answers is not None and not answers.is_closed:
             warnings.warn(f"model {self.name} was not closed", ResourceWarning, stacklevel=1)
             self.close()
 
@@ -215,7 +216,7 @@ class Model:
         """
         if isinstance(prompt, str):
             prompt = self.tokenize(prompt, parse_special=parse_special)
-        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or SamplingParams())
+        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or _DEFAULT_SAMPLING)
         return self._start(prompt, options)
 
     def chat(
@@ -250,7 +251,7 @@ class Model:
     ) -> Generation:
         """Answer a conversation piece by piece; raises as `chat` does."""
         prompt = self._chat_tokens(messages)
-        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or SamplingParams())
+        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or _DEFAULT_SAMPLING)
         return self._start(prompt, options)
 
     def logits(self, tokens: List[int]) -> NDArray[np.float32]:
@@ -262,12 +263,20 @@ class Model:
         self._check_open()
         prompt = self._checked_tokens(tokens)
         result = np.empty((len(prompt), self.vocabulary_size), np.float32)
-        with self._lock:
-            self._engine.score(prompt, result)
+        self._answers.score(prompt, result)
         return result
 
     def benchmark(self, prompt_tokens: int, generated_tokens: int) -> tuple[float, float]:
-        """Return seconds of one prefill and of so many single-token steps, each from empty."""
+        """Return seconds of one prefill and of so many single-token steps, each from empty.
+
+        Raises:
+            ContextExceeded: if the context does not hold so many tokens and one more.
+        """
+        if max(prompt_tokens, generated_tokens) >= self.context:
+            raise ContextExceeded(
+                f"{max(prompt_tokens, generated_tokens)} tokens and one more are needed, the "
+                f"context holds {self.context}: load the model with a larger context"
+            )
         numbers = np.random.default_rng(0).integers(0, self.vocabulary_size, prompt_tokens + 1)
         prefill = self._timed(numbers[:prompt_tokens].tolist(), 1) if prompt_tokens else 0.0
         decode = self._timed(numbers[-1:].tolist(), generated_tokens) if generated_tokens else 0.0
@@ -285,10 +294,10 @@ class Model:
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
-        return self._engine.statistics()
+        return self._answers.statistics()
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._answers.is_closed:
             raise Closed(f"model {self.name} was closed")
 
     def _checked_tokens(self, tokens: Iterable[int]) -> list[int]:
@@ -317,50 +326,30 @@ class Model:
         self._check_open()
         tokens = self._checked_tokens(prompt)
         max_tokens = self.context if options.max_tokens is None else options.max_tokens
-        if max_tokens < 1:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, expected at least 1")
+        if max_tokens < 0:
+            raise InvalidArgument(f"max_tokens is {max_tokens}, expected at least 0")
         ends = frozenset[int]() if options.ignore_eos else self._tokenizer.end_of_generation
         sampler = Sampler(options.sampling, self.vocabulary_size, workspace=self._workspace)
-        with self._lock:
-            sequence = self._engine.submit(
-                tokens, sampler=sampler, max_tokens=max_tokens, end_tokens=ends
-            )
-            self._pending[sequence.id] = deque()
+        stops = StopMatcher(options.stop)
+        sequence = self._answers.submit(
+            tokens,
+            sampler=sampler,
+            max_tokens=max_tokens,
+            end_tokens=ends,
+            reuse=options.reuse,
+        )
         return Generation(
             sequence,
-            self._advance,
-            self._cancel,
+            self._answers,
+            parent=self,
             detokenizer=Detokenizer(self._tokenizer),
-            stops=StopMatcher(options.stop),
+            stops=stops,
         )
-
-    def _advance(self, sequence: Sequence) -> int | None:
-        """Step the engine until the sequence has a token; None when it has ended."""
-        self._check_open()
-        pending = self._pending.get(sequence.id)
-        if pending is None:
-            return None
-        with self._lock:
-            while not pending and sequence.state is not SequenceState.FINISHED:
-                for emission in self._engine.step():
-                    self._pending[emission.sequence.id].append(emission)
-        if not pending:
-            del self._pending[sequence.id]
-            return None
-        emission = pending.popleft()
-        if emission.error is not None:
-            raise emission.error
-        return emission.token
-
-    def _cancel(self, sequence: Sequence) -> None:
-        with self._lock:
-            self._pending.pop(sequence.id, None)
-            if not self._is_closed:
-                self._engine.cancel(sequence)
 
     def _timed(self, prompt: list[int], num_tokens: int) -> float:
         sampling = SamplingParams(temperature=0.0)
-        generation = self._start(prompt, Options(num_tokens, (), True, sampling))
+        options = Options(num_tokens, ignore_eos=True, sampling=sampling, reuse=False)
+        generation = self._start(prompt, options)
         started = time.perf_counter()
         for _ in generation:
             pass
@@ -374,8 +363,8 @@ def _chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
         raise TemplateError(
             "the model has no chat template: it continues text, it does not chat; use raw mode"
         )
-    ends = {
-        name: "" if token is None else tokenizer.token_text(token)
-        for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
-    }
-    return ChatTemplate(source, **ends)
+
+    def text(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_text(token)
+
+    return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))

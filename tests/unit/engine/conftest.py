@@ -4,10 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 import tiny
-from loaded import Loaded
 
 from corral.devices.reference.device import ReferenceDevice
 from corral.models.footprint import Limits
+from loaded import Loaded
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +22,11 @@ def load(paths):
     """Return a function that loads a family, or a file, with an engine."""
     with ExitStack() as stack:
 
-        def open_one(model="llama", *, device=None, **limits):
+        def load_one(model="llama", *, device=None, **limits):
             on = stack.enter_context(device or ReferenceDevice())
             chosen = {"context": 128, "parallel": 3, "chunk": 32} | limits
             loaded = Loaded(paths.get(model, model), on, Limits(**chosen))
             stack.callback(loaded.close)
             return loaded
 
-        yield open_one
+        yield load_one

@@ -3,7 +3,7 @@
 One row is [codes int8 × K][scale F32 × K/32][sum F32 × K/32], with sum = scale × Σ codes.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,18 @@ def parts(rows: Bytes) -> Rows8:
 def quantize(x: Floats, result: Bytes) -> None:
     """Write rows of F32 as A8."""
     out = parts(result)
-    codes, out.scales[:] = int8_codes(x.reshape(len(x), -1, GROUP))
-    out.codes[:] = codes.reshape(len(x), -1)
+    codes, out.scales[:] = int8_codes(_groups(x))
+    out.codes[:] = codes.reshape(x.shape)
     out.sums[:] = out.scales * codes.sum(axis=-1, dtype=np.float32)
 
 
 def decoded(rows: Bytes) -> Floats:
     """Return the values that A8 rows stand for."""
     codes, scales, _ = parts(rows)
-    groups = codes.reshape(len(codes), -1, GROUP).astype(np.float32)
+    groups = _groups(codes).astype(np.float32)
     return (groups * scales[..., None]).reshape(codes.shape)
+
+
+def _groups(x: NDArray[Any]) -> NDArray[Any]:
+    """Split the columns into groups; an evaluation may have no rows at all."""
+    return x.reshape(len(x), x.shape[1] // GROUP, GROUP)

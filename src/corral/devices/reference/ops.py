@@ -33,7 +33,8 @@ def rms_norm(node: Tensor, result: Floats, x: Floats, weight: Floats) -> None:
 
 def _normed(node: Tensor, x: Floats, weight: Floats) -> Floats:
     assert isinstance(node.attributes, Norm)
-    groups = x.reshape(len(x), -1, node.attributes.group).astype(np.float64)
+    group = node.attributes.group
+    groups = x.reshape(len(x), x.shape[1] // group, group).astype(np.float64)
     squares = np.mean(groups**2, axis=-1, keepdims=True)
     normed = groups / np.sqrt(squares + node.attributes.epsilon) * weight
     result: Floats = normed.reshape(x.shape).astype(np.float32)
