@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from corral.devices.cpu.kernels.attention_sums import Sums, Total, stored_bytes
-from corral.devices.cpu.kernels.attention_tile import Limits, Shape, Tile, Visible, attend
+from corral.devices.cpu.kernels.attention_tile import Limits, Parts, Shape, Tile, Visible, attend
 from corral.devices.cpu.simd import (
     Fields,
     Kernel,
@@ -189,11 +189,16 @@ class Batch:
         slot = (row * heads + head) * self.segments + segment
         return self.fields.partials + slot * stored_bytes(self.shape.head_dim)
 
-    def parts(self, block: Value, kv_head: Value) -> tuple[Value, Value]:
-        """Return the addresses of a block's keys and values."""
+    def parts(self, run: Run, block: Value, kv_head: Value) -> Parts:
+        """Return where the parts of a block of a run are, by the number of the block."""
         size = self.shape.part.size_bytes
-        keys = self.fields.state + (block * 2 * self.fields.kv_heads + kv_head) * size
-        return keys, keys + self.fields.kv_heads * size
+        following = minimum(block + 1, run.last_block - 1)
+        keys = []
+        for number in (block, following):
+            block_id = self._index(run.table, number)
+            keys.append(self.fields.state + (block_id * 2 * self.fields.kv_heads + kv_head) * size)
+        heads_bytes = self.fields.kv_heads * size
+        return Parts(keys[0], keys[0] + heads_bytes, keys[1], keys[1] + heads_bytes)
 
     def _index(self, address: Value, n: Value) -> Value:
         return convert(self.kernel.load(i32, address + n * 4), i64)
@@ -259,7 +264,7 @@ def _compute(batch: Batch, tile: Tile, run: Run, piece: Piece, kv_head: Value) -
         start = maximum(run.first_block, segment * SEGMENT_BLOCKS)
         stop = minimum(run.last_block, (segment + 1) * SEGMENT_BLOCKS)
         with k.range(start, stop) as block:
-            parts = batch.parts(batch._index(run.table, block), kv_head)
+            parts = batch.parts(run, block, kv_head)
             seen, limits = _visible(run, block), _limits(batch)
             with k.branch(is_direct) as (yes, no):
                 with yes:

@@ -107,6 +107,16 @@ class Visible:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """Addresses of the two parts of a block, and of those that will be read next."""
+
+    keys: Value
+    values: Value
+    next_keys: Value
+    next_values: Value
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Run-time parameters of the scores."""
 
@@ -190,24 +200,24 @@ class Tile:
 def attend(
     tile: Tile,
     count: Value,
-    parts: tuple[Value, Value],
+    parts: Parts,
     seen: Visible,
     limits: Limits,
     *,
     direct: bool,
 ) -> None:
-    """Add a block to the state of `count` queries, given the addresses of its keys and values.
+    """Add a block to the state of `count` queries.
 
     Directly, all queries of a group read the stored parts themselves; otherwise parts are
     converted once, for any number of queries.
     """
     k, part = tile.kernel, tile.shape.part
     columns = tile.shape.head_dim
-    matrix = keys(k, part, parts[0])
+    matrix = keys(k, part, parts.keys, parts.next_keys)
     everything = k.constant(i64, 0), k.constant(i64, columns)
     _score(tile, count, matrix if direct else _converted(tile, matrix, everything), direct)
     _weigh(tile, count, seen, limits)
-    matrix = values(k, part, parts[1])
+    matrix = values(k, part, parts.values, parts.next_values)
     tokens = seen.first, seen.last
     _mix(tile, count, matrix if direct else _converted(tile, matrix, tokens), tokens, direct)
 
@@ -218,6 +228,7 @@ def _converted(tile: Tile, matrix: Matrix, rows: tuple[Value, Value]) -> Matrix:
     if matrix.element == f32:
         return matrix
     with k.range(*rows) as row:
+        matrix.fetch_next(row)
         for column in range(0, columns, LANES):
             value = matrix.load(row, k.constant(i64, column))
             k.store(tile.converted + row * (4 * columns) + 4 * column, value)
@@ -294,6 +305,7 @@ class Product:
     def _accumulate(self, query: Value, columns: list[Value], sums: list[list[Variable]]) -> None:
         k, first = self.matrix.kernel, self.left + query * self.left_bytes
         with k.range(*self.steps) as step:
+            self.matrix.fetch_next(step)
             right = [self.matrix.load(step, at) for at in columns]
             for row, line in enumerate(sums):
                 left = k.broadcast(VECTOR, first + step * 4 + row * self.left_bytes)

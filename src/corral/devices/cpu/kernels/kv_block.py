@@ -17,6 +17,7 @@ from corral.quant.types import DType
 GROUP = 32
 """Dimensions that share a scale of Q8_0."""
 
+_LINE_BYTES = 64
 _ELEMENTS: dict[DType, Type] = {
     DType.F32: f32,
     DType.F16: f16,
@@ -63,6 +64,8 @@ class Matrix:
     columns: int
     scale_at: Callable[[Value, Value], Value] | None = None
     """Gives the scales of a vector's lanes, by row and first column."""
+    next: Value | None = None
+    """Address of the part that will be read after this one."""
 
     @property
     def row_bytes(self) -> int:
@@ -77,8 +80,14 @@ class Matrix:
             return convert(stored, f32)
         return convert(convert(stored, i32), f32) * self.scale_at(row, column)
 
+    def fetch_next(self, row: Value) -> None:
+        """Ask for the same row of the next part, so that it is there when its turn comes."""
+        if self.next is not None:
+            for line in range(0, self.row_bytes, _LINE_BYTES):
+                self.kernel.prefetch(self.next + row * self.row_bytes + line)
 
-def keys(k: Kernel, part: Part, address: Value) -> Matrix:
+
+def keys(k: Kernel, part: Part, address: Value, next_part: Value) -> Matrix:
     """Return the keys of a part: a row a dimension, a column a token."""
 
     def scale(row: Value, column: Value) -> Value:
@@ -86,14 +95,16 @@ def keys(k: Kernel, part: Part, address: Value) -> Matrix:
         stored = k.load(f16.x(LANES), address + part.scales_offset + element * 2)
         return convert(stored, f32)
 
-    return Matrix(k, part.element, address, BLOCK_TOKENS, scale if part.is_scaled else None)
+    scales = scale if part.is_scaled else None
+    return Matrix(k, part.element, address, BLOCK_TOKENS, scales, next_part)
 
 
-def values(k: Kernel, part: Part, address: Value) -> Matrix:
+def values(k: Kernel, part: Part, address: Value, next_part: Value) -> Matrix:
     """Return the values of a part: a row a token, a column a dimension."""
 
     def scale(row: Value, column: Value) -> Value:
         element = row * (part.head_dim // GROUP) + column // GROUP
         return splat(convert(k.load(f16, address + part.scales_offset + element * 2), f32), LANES)
 
-    return Matrix(k, part.element, address, part.head_dim, scale if part.is_scaled else None)
+    scales = scale if part.is_scaled else None
+    return Matrix(k, part.element, address, part.head_dim, scales, next_part)
