@@ -4,8 +4,10 @@ Shared by every device whose memory is the host's. Anonymous mappings are zero-f
 nothing behind when they go, unlike a heap.
 """
 
+import contextlib
 import ctypes
 import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,9 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 """Python's default is shared memory: it gets no huge pages, and is not counted as anonymous."""
 _HUGE_FROM_BYTES = 8 << 20
 """Below this, 2 MiB pages would cost more memory than they save time."""
+_POPULATE_WRITE = 23 if sys.platform == "linux" else None
+"""MADV_POPULATE_WRITE, from Linux 5.14 on: give all pages now, so that no evaluation asks for one.
+Elsewhere pages come when they are first written."""
 
 
 class HostMemory:
@@ -50,8 +55,10 @@ class HostMemory:
             raise OutOfMemory(
                 f"the system refused {size} bytes of {lifetime.value}: {error}"
             ) from error
-        if lifetime is Lifetime.WEIGHTS and size >= _HUGE_FROM_BYTES:
-            _advise_huge_pages(mapping)
+        if size >= _HUGE_FROM_BYTES:
+            _advise(mapping, getattr(mmap, "MADV_HUGEPAGE", None))
+        if lifetime is not Lifetime.WEIGHTS:  # whose pages come as they are read, on all threads
+            _advise(mapping, _POPULATE_WRITE)
         anchor = ctypes.c_char.from_buffer(mapping)
         address = ctypes.addressof(anchor)
         del anchor  # an exported pointer would keep the mapping from closing
@@ -63,12 +70,11 @@ class HostMemory:
         self._mappings.pop(buffer).close()
 
 
-def _advise_huge_pages(mapping: mmap.mmap) -> None:
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            return  # a kernel without transparent huge pages
+def _advise(mapping: mmap.mmap, advice: int | None) -> None:
+    """Advise the system, which may not know such advice."""
+    if advice is not None:
+        with contextlib.suppress(OSError, ValueError):
+            mapping.madvise(advice)
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

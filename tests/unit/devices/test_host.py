@@ -41,7 +41,7 @@ def test_buffers_are_private_memory():
 
 @on_linux
 def test_pages_are_there_before_they_are_written():
-    """A buffer that evaluations write to has all its pages at once; weights get theirs when read."""
+    """A buffer that evaluations write to has all its pages at once; weights, as they are read."""
     memory = HostMemory("test")
     for lifetime, expected in ((Lifetime.STATE, 4096), (Lifetime.WEIGHTS, 0)):
         buffer = memory.allocate(4 << 20, lifetime)
