@@ -43,17 +43,19 @@ class TokenMemory:
         for group, kept in zip(self._groups, self._kept, strict=True):
             blocks = inputs[group.tables_name][sequences, positions // BLOCK_TOKENS]
             kept[blocks, positions % BLOCK_TOKENS] = inputs["tokens"]
-            for row, position in enumerate(positions):
-                table = inputs[group.tables_name][sequences[row]]
-                self._check(group, kept, table, batch[sequences[row]].sequence, position)
+            for number, rows in enumerate(batch):
+                table = inputs[group.tables_name][number]
+                mine = positions[sequences == number]
+                self._check(group, kept, table, rows.sequence, mine)
         rows = inputs["output_rows"]
         return np.array(
             [logits_after(batch[sequences[r]].sequence.tokens[: positions[r] + 1]) for r in rows],
             np.float32,
         ).reshape(len(rows), VOCABULARY)
 
-    def _check(self, group, kept, table, sequence, position):
-        first = 0 if group.window is None else max(0, position - group.window + 1)
-        seen = np.arange(first, position + 1)
+    def _check(self, group, kept, table, sequence, positions):
+        """Compare all that the rows of one sequence see with what the sequence holds."""
+        window = group.window or positions[-1] + 1
+        seen = np.arange(max(0, positions[0] - window + 1), positions[-1] + 1)
         read = kept[table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS]
-        assert read.tolist() == sequence.tokens[first : position + 1]
+        assert read.tolist() == sequence.tokens[seen[0] : seen[-1] + 1]
