@@ -3,9 +3,11 @@
 A `Target` is passed to whoever emits or compiles code; nothing here knows a kernel.
 """
 
+import ctypes
 import enum
 import functools
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 
 import llvmlite.binding as llvm
 
@@ -38,12 +40,16 @@ class Target:
     half: bool
     """Whether F16 converts by instruction."""
     amx: bool = False
+    """Whether int8 tiles are multiplied by the tile unit."""
 
     @property
     def is_x86(self) -> bool:
         """Whether x86 intrinsics exist."""
         return self.triple.startswith("x86_64")
 
+
+_REQUEST_TILE_REGISTERS = (158, 0x1023, 18)
+"""arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) on x86-64."""
 
 _LESSER = {
     "avx512": ("skylake-avx512", 512, Dot.MADD_512),
@@ -81,9 +87,8 @@ def _host_x86(triple: str, present: set[str], features: str) -> Target | None:
     needed = _NEEDED["avx512"] | {"avx512vnni"}
     if not needed <= present:
         return None
-    amx = {"amx-tile", "amx-int8"} <= present
     cpu = llvm.get_host_cpu_name()
-    return Target("avx512vnni", triple, cpu, features, 512, Dot.VNNI_512, True, True, amx)
+    return Target("avx512vnni", triple, cpu, features, 512, Dot.VNNI_512, True, True)
 
 
 @functools.cache
@@ -99,7 +104,17 @@ def runnable() -> tuple[Target, ...]:
         return (Target("host", triple, cpu, features, 128, dot, fused=neon, half=neon),)
     best = _host_x86(triple, present, features)
     lesser = tuple(_x86_target(triple, path) for path in _LESSER if _NEEDED[path] <= present)
+    if best and {"amx-tile", "amx-int8"} <= present and _tile_registers_allowed():
+        return (replace(best, path="amx", amx=True), best, *lesser)
     return (best, *lesser) if best else lesser
+
+
+def _tile_registers_allowed() -> bool:
+    """Ask the system for the tile unit's registers, for all threads of this process."""
+    if not sys.platform.startswith("linux"):
+        return False
+    request = [ctypes.c_long(number) for number in _REQUEST_TILE_REGISTERS]
+    return bool(ctypes.CDLL(None).syscall(*request) == 0)
 
 
 def host() -> Target:

@@ -14,6 +14,7 @@ order: results depend neither on the number of tokens nor on that of threads.
 from collections.abc import Callable
 
 from corral.devices.cpu.features import Target
+from corral.devices.cpu.kernels.matmul_amx import AmxProduct
 from corral.devices.cpu.kernels.matmul_floats import FloatProduct
 from corral.devices.cpu.kernels.matmul_tiles import Place, QuantizedProduct
 from corral.devices.cpu.kernels.matmul_weights import ROWS
@@ -39,6 +40,8 @@ FIELDS = (
 may be 0; `out` may be `residual`. Thread n uses `scratch_bytes` from `scratch` + n × stride on.
 """
 
+_ALIGNMENT = 64
+"""Of what is kept in scratch: a cache line."""
 Product = QuantizedProduct | FloatProduct
 Subroutine = Callable[..., Value]
 
@@ -47,12 +50,12 @@ def product_of(layout: PackedLayout, columns: int, target: Target) -> Product:
     """Return the arithmetic for a layout."""
     if layout.is_float:
         return FloatProduct(layout, columns, target)
-    return QuantizedProduct(layout, columns, target)
+    return (AmxProduct if target.amx else QuantizedProduct)(layout, columns, target)
 
 
 def scratch_bytes(target: Target, layout: str, columns: int) -> int:
     """Return the bytes of scratch each thread needs."""
-    return product_of(BY_NAME[layout], columns, target).scratch_bytes
+    return product_of(BY_NAME[layout], columns, target).scratch_bytes + _ALIGNMENT - 1
 
 
 def matmul(
@@ -61,13 +64,18 @@ def matmul(
     """Emit the kernel for one layout and one number of columns."""
     a = k.fields(record, FIELDS)
     product = product_of(BY_NAME[layout], columns, k.target)
-    scratch = a.scratch + thread * a.scratch_stride
+    scratch = (a.scratch + thread * a.scratch_stride + (_ALIGNMENT - 1)) & -_ALIGNMENT
     parts = _Parts(k, product, BY_NAME[layout].row_block_bytes(columns), record, scratch)
     tokens, blocks = k.load(i64, a.num_tokens), (a.rows + (ROWS - 1)) // ROWS
+    has_full_tiles = tokens >= product.tile_tokens
+    with k.when(has_full_tiles):
+        product.begin(k)
     with k.range(0, tokens, product.chunk_tokens) as first:
         count = minimum(tokens - first, product.chunk_tokens)
         product.begin_chunk(k, Place(a.x, scratch, first, first), count)
         _chunk(k, parts, blocks, (thread, threads), first, count)
+    with k.when(has_full_tiles):
+        product.end(k)
 
 
 def _chunk(

@@ -27,6 +27,12 @@ class FloatProduct:
         self.columns = columns
         self.type = _TYPES[layout.name].x(ROWS)
 
+    def begin(self, k: Kernel) -> None:
+        """Nothing must be prepared."""
+
+    def end(self, k: Kernel) -> None:
+        """Nothing must be undone."""
+
     def begin_chunk(self, k: Kernel, place: Place, count: Value) -> None:
         """Nothing must be known of the tokens."""
 

@@ -38,6 +38,7 @@ MINIMUM_CHAINS = 2
 """A lone token's dots are summed in as many parts as keep the processor busy; it is exact."""
 _CHUNK_BYTES = 1 << 19
 """Activations that stay in the second-level cache while all row blocks pass."""
+_LEAST_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class QuantizedProduct:
         self.groups = columns // GROUP
         self.needs_half_sums = self.shape.halves == 2 and self.shape.has_offsets
         self.stride = columns + columns // 4
-        self.chunk_tokens = max(_CHUNK_BYTES // self.stride // self.tile_tokens, 4) * self.tile_tokens
+        chunk = max(_CHUNK_BYTES // self.stride, _LEAST_CHUNK)
+        self.chunk_tokens = chunk // self.tile_tokens * self.tile_tokens
 
     @property
     def panel_bytes(self) -> int:
@@ -119,8 +121,18 @@ class QuantizedProduct:
     @property
     def scratch_bytes(self) -> int:
         """Bytes a thread needs: a panel, and sums by half group of a chunk of tokens."""
-        sums = half_sums_bytes(self.columns) * self.chunk_tokens if self.needs_half_sums else 0
-        return self.panel_bytes + sums
+        return self.panel_bytes + self.half_sums_bytes
+
+    @property
+    def half_sums_bytes(self) -> int:
+        """Bytes of the sums by half group of a chunk of tokens."""
+        return half_sums_bytes(self.columns) * self.chunk_tokens if self.needs_half_sums else 0
+
+    def begin(self, k: Kernel) -> None:
+        """Prepare the thread for full tiles."""
+
+    def end(self, k: Kernel) -> None:
+        """Undo what `begin` did."""
 
     # A chunk of tokens
 
@@ -151,7 +163,7 @@ class QuantizedProduct:
 
     def full_tile(self, k: Kernel, place: Place, block: Value) -> list[Value]:
         """Return the products of a full tile with the panel; `block` only helps to look ahead."""
-        x, totals = self._activations(place), _totals(k, self.tile_tokens)
+        x, totals = self._activations(place), totals_of(k, self.tile_tokens)
         with k.range(0, self.groups) as number:
             self._prefetch(k, block, number)
             group = load_group(k, self.shape, place.scratch + number * self.shape.panel_bytes)
@@ -160,7 +172,7 @@ class QuantizedProduct:
 
     def small_tile(self, k: Kernel, size: int, place: Place, block: Value) -> list[Value]:
         """Return the products of `size` tokens with the packed row block at an address."""
-        x, totals = self._activations(place), _totals(k, size)
+        x, totals = self._activations(place), totals_of(k, size)
         with each_group(k, self.layout, block, self.columns) as (number, group):
             self._accumulate(k, totals, group, x, number)
         return [total.value for total in totals]
@@ -232,7 +244,8 @@ def _sum(values: Sequence[Value]) -> Value:
     return total
 
 
-def _totals(k: Kernel, count: int) -> list[Variable]:
+def totals_of(k: Kernel, count: int) -> list[Variable]:
+    """Return a zero total for each token of a tile."""
     return [k.variable(f32.x(ROWS), 0.0) for _ in range(count)]
 
 

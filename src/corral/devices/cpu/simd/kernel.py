@@ -161,6 +161,10 @@ class Kernel:
 
     # Memory
 
+    def pointer(self, address: Value) -> str:
+        """Return an address as an operand of LLVM's intrinsics."""
+        return f"ptr {self._pointer(address)}"
+
     def _pointer(self, address: Value) -> str:
         """Name the pointer: LLVM understands loops better if it sees a base and offsets."""
         base, *offsets = address.addends
