@@ -61,3 +61,28 @@ class Loaded:
         self.loaded.close()
         assert self.device.allocated_bytes == 0
         assert self.ledger.statistics() == ()
+
+
+class Recorder:
+    """Passes batches on to a runner and keeps the logits of each sequence."""
+
+    def __init__(self, runner):
+        self._runner = runner
+        self.shapes = runner.shapes
+        self.logits = {}
+
+    @classmethod
+    def on(cls, loaded):
+        """Give a loaded model a new engine whose logits are recorded."""
+        recorder = cls(loaded.runner)
+        groups = loaded.loaded.design.kv.groups
+        loaded.engine = Engine(recorder, groups, context=loaded.engine.context)
+        return recorder
+
+    def run(self, batch):
+        """Run a batch and copy its logits."""
+        logits = self._runner.run(batch)
+        wanting = [rows.sequence for rows in batch for _ in range(rows.num_outputs)]
+        for sequence, row in zip(wanting, logits, strict=True):
+            self.logits.setdefault(sequence, []).append(row.copy())
+        return logits

@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 
 from corral.gguf import Metadata, TensorInfo, write_model
+from corral.quant.quantize import quantize
 from corral.quant.types import DType
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, CONTEXT = 64, 4, 2, 16, 96, 256
@@ -116,10 +117,14 @@ def values(name, shape):
     return normal.astype(np.float32)
 
 
-def tensors(family="llama", layers=None):
-    """Return (type, shape, bytes) of every tensor by name."""
-    found = shapes(family, layers).items()
-    return {name: (DType.F32, shape, values(name, shape)) for name, shape in found}
+def tensors(family="llama", layers=None, dtype=DType.F32):
+    """Return (type, shape, bytes) of every tensor by name; `dtype` is that of matrices."""
+    table = {}
+    for name, shape in shapes(family, layers).items():
+        kind = dtype if len(shape) > 1 else DType.F32
+        data = values(name, shape)
+        table[name] = (kind, shape, data if kind is DType.F32 else quantize(data, kind))
+    return table
 
 
 def write(path, family="llama", *, table=None, **changes):

@@ -4,10 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 import tiny
+from loaded import Loaded
 
 from corral.devices.reference.device import ReferenceDevice
 from corral.models.footprint import Limits
-from loaded import Loaded
 
 
 @pytest.fixture(scope="session")

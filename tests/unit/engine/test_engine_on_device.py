@@ -3,45 +3,19 @@
 import numpy as np
 import pytest
 import tiny
+from loaded import Recorder, prompt
 
 from corral.contract.messages import FinishReason
 from corral.devices import registry
 from corral.engine.batch import Rows
-from corral.engine.engine import Engine
 from corral.errors import ContextExceeded, ModelError, ResourceError
 from corral.kv.table import BlockTable
 from corral.quant.types import DType
-from loaded import prompt
 
 FAMILIES = pytest.mark.parametrize("family", tiny.FAMILIES)
 FULL_FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 CLOSE = {"rtol": 1e-3, "atol": 2e-3}
 """How far NumPy's products of one row and of many may be apart."""
-
-
-class Recorder:
-    """Passes batches on to a runner and keeps the logits of each sequence."""
-
-    def __init__(self, runner):
-        self._runner = runner
-        self.shapes = runner.shapes
-        self.logits = {}
-
-    def run(self, batch):
-        """Run a batch and copy its logits."""
-        logits = self._runner.run(batch)
-        wanting = [rows.sequence for rows in batch for _ in range(rows.num_outputs)]
-        for sequence, row in zip(wanting, logits, strict=True):
-            self.logits.setdefault(sequence, []).append(row.copy())
-        return logits
-
-
-def record(loaded):
-    """Return a new engine on a loaded model, and the recorder of its logits."""
-    recorder = Recorder(loaded.runner)
-    groups = loaded.loaded.design.kv.groups
-    loaded.engine = Engine(recorder, groups, context=loaded.engine.context)
-    return recorder
 
 
 @FAMILIES
@@ -65,7 +39,7 @@ def test_several_at_once_answer_as_alone(load, family, delays):
 def test_score_equals_the_logits_of_steps(load, family):
     """One causal pass gives what sampling saw, token after token."""
     loaded = load(family)
-    recorder = record(loaded)
+    recorder = Recorder.on(loaded)
     sequence = loaded.submit(prompt(50), 20)
     loaded.finish(sequence)
     scored = np.empty((69, tiny.VOCABULARY), np.float32)
@@ -118,7 +92,7 @@ def test_score_forgets_no_running_answer(load):
 def test_windows_slide_without_changing_an_answer(load, monkeypatch):
     """Blocks behind the window are given back, and logits are what they would be with them."""
     loaded = load("gemma3", parallel=3)
-    recorder = record(loaded)
+    recorder = Recorder.on(loaded)
     sliding = loaded.submit(prompt(10), 100)
     most = 0
     while sliding.finish_reason is None:
@@ -136,7 +110,7 @@ def test_windows_slide_without_changing_an_answer(load, monkeypatch):
 def test_reuse_gives_the_same_bits(load, family):
     """Logits after a known beginning equal those of a prompt computed whole, bit for bit."""
     loaded = load(family, chunk=32)  # blocks are computed in equal batches either way
-    recorder = record(loaded)
+    recorder = Recorder.on(loaded)
     loaded.answer(prompt(100), 1)
     again = prompt(64) + prompt(9, seed=5)
     fresh = loaded.submit(again, 20, reuse=False)
@@ -202,7 +176,7 @@ def test_batches_end_where_their_rows_end(load):
     """Arrays made once serve batches of any size; what an earlier one left is not seen."""
     loaded = load()
     loaded.finish(*(loaded.submit(prompt(30, seed=i), 5) for i in range(3)))
-    recorder = record(loaded)
+    recorder = Recorder.on(loaded)
     loaded.answer(prompt(3), 1)
     (logits,) = recorder.logits.values()
     assert len(logits) == 1
@@ -219,5 +193,8 @@ def test_rows_are_laid_out_flat(load):
     assert inputs["positions"].tolist() == [first.num_computed, second.num_computed]
     assert inputs["sequences"].tolist() == [0, 1]
     assert inputs["output_rows"].tolist() == [0]
-    assert inputs["tables"][:, 0].tolist() == [first.tables[0].blocks[0], second.tables[0].blocks[0]]
+    assert inputs["tables"][:, 0].tolist() == [
+        first.tables[0].blocks[0],
+        second.tables[0].blocks[0],
+    ]
     assert inputs["tables"].shape == (2, 4)
