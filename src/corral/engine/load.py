@@ -69,13 +69,14 @@ def load_model(
         failure.callback(closing.close)
         owner = path.name
         buffers = _allocate(design, owner, device, ledger, closing)
-        with _loading_buffer(design, owner, device, ledger) as staging:
-            _read_weights(file, design, device, buffers.weights, staging, progress=progress)
         backend = device.backend()
         closing.callback(backend.close)
+        # Lowering comes first: it compiles the kernels that reading needs to pack weights, too.
         programs = tuple(
             backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans
         )
+        with _loading_buffer(design, owner, device, ledger) as staging:
+            _read_weights(file, design, device, buffers.weights, staging, progress=progress)
         failure.pop_all()
         return LoadedModel(design, backend, programs, closing)
 

@@ -1,6 +1,6 @@
 """Runs programs on a team of threads: one native call an evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from corral.devices.base import ModelBuffers, Program, Progress
 from corral.devices.closing import Closing
-from corral.devices.cpu.lower import lower_graph, write_records
-from corral.devices.cpu.rules import RULES
+from corral.devices.cpu.compile import KernelSpec
+from corral.devices.cpu.lower import Instruction, lower_graph, write_records
+from corral.devices.cpu.rules import RULES, pack_spec
 from corral.devices.cpu.team import ThreadTeam
 from corral.devices.host import array_at
 from corral.devices.staging import Staging
@@ -58,8 +59,7 @@ class CpuBackend(Closing):
         """
         self._require_open()
         instructions = lower_graph(plan, buffers, RULES)
-        specs = [instruction.spec for instruction in instructions]
-        kernels = self._device.compiler.request(specs, progress)
+        kernels = self._device.compiler.request(_kernels(instructions, buffers), progress)
         address = buffers.records.take(len(instructions))
         write_records(address, instructions, kernels)
         staging = Staging(plan, buffers.staging.address)
@@ -92,3 +92,12 @@ class CpuBackend(Closing):
 
     def _release(self) -> None:
         self._team.close()
+
+
+def _kernels(instructions: Sequence[Instruction], buffers: ModelBuffers) -> Iterator[KernelSpec]:
+    """Name every kernel a model needs: those it runs, and those that pack its weights."""
+    for instruction in instructions:
+        yield instruction.spec
+    for slot in buffers.weights_layout.slots.values():
+        if slot.form.layout is not None:
+            yield pack_spec(slot.form.dtype)

@@ -1,5 +1,6 @@
 """The CPU device: host memory, packed weights, kernels compiled for this very processor."""
 
+import threading
 import warnings
 from typing import Any
 
@@ -12,7 +13,9 @@ from corral.devices.closing import Closing
 from corral.devices.cpu.backend import CpuBackend
 from corral.devices.cpu.compile import Compiler
 from corral.devices.cpu.features import Target, runnable
-from corral.devices.cpu.pack import pack_rows
+from corral.devices.cpu.kernels.pack import pack_record
+from corral.devices.cpu.native import call
+from corral.devices.cpu.rules import pack_spec
 from corral.devices.cpu.traits import cpu_traits
 from corral.devices.host import HostMemory, array_at, host_memory
 from corral.errors import DeviceUnavailable
@@ -21,6 +24,7 @@ from corral.memory.lifetime import Lifetime
 from corral.memory.stored import StoredSlot
 from corral.paths import CacheTree
 from corral.quant.dequantize import dequantize
+from corral.quant.types import DType
 from corral.tensor.ops import Op
 
 
@@ -38,6 +42,7 @@ class CpuDevice(Closing):
         self.traits = cpu_traits(threads)
         self.target = target or _target(settings().cpu)
         self.compiler = Compiler(self.target, CacheTree(settings().cache).kernels())
+        self._compiling = threading.Lock()
         self._memory = HostMemory(self.name)
         self.is_closed = False
 
@@ -77,8 +82,14 @@ class CpuDevice(Closing):
         interleave = self.traits.interleave
         rows = len(data) // tensor.dtype.row_bytes(tensor.columns)
         to += first_row // interleave * layout.row_block_bytes(tensor.columns, interleave)
-        packed = pack_rows(np.frombuffer(data, np.uint8), tensor.dtype, rows, tensor.columns)
-        array_at(to, packed.shape, np.uint8)[:] = packed
+        source = np.frombuffer(data, np.uint8).ctypes.data
+        kernel = self._pack_kernel(tensor.dtype)
+        call(kernel, pack_record(source, to, rows=rows, columns=tensor.columns))
+
+    def _pack_kernel(self, dtype: DType) -> int:
+        with self._compiling:  # several threads upload, one at a time may compile
+            spec = pack_spec(dtype)
+            return self.compiler.request([spec])[spec]
 
     def backend(self) -> CpuBackend:
         """Return a new executor with a team of threads; as many as the traits say.

@@ -9,14 +9,21 @@ from corral.devices.cpu.kernels import (
     kv_append,
     matmul,
     norm,
+    pack,
     quantize,
     rope,
     select_rows,
 )
 from corral.devices.cpu.lower import Binding, Lowered, Rules, float_word
 from corral.quant.packed import LAYOUTS
+from corral.quant.types import DType
 from corral.tensor.ops import Attend, Cap, Embed, Gate, Norm, Op, Rope, Rotation
 from corral.tensor.tensor import Tensor
+
+
+def pack_spec(dtype: DType) -> KernelSpec:
+    """Return the kernel that packs weights of a data type."""
+    return KernelSpec.of(pack.pack, dtype=dtype.name)
 
 
 def _rows(at: Binding, node: Tensor) -> dict[str, int]:
