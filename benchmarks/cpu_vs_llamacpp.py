@@ -74,6 +74,10 @@ class Engine:
         """Return the median of tokens/s."""
         return statistics.median(self.rates[test]) if self.rates.get(test) else None
 
+    def best(self, test: str) -> float:
+        """Return the highest tokens/s: what a machine that was never disturbed would give."""
+        return max(self.rates[test])
+
     def summary(self, test: str) -> Reply:
         """Return what was measured in one test."""
         rates = self.rates.get(test, [])
@@ -152,6 +156,7 @@ def summary(
             "tokens": tokens,
             **{engine.name: engine.summary(test) for engine in engines},
             "ratio": a / b if a and b else None,
+            "ratio_of_best": ours.best(test) / peer.best(test) if a and b else None,
         }
     moved = {e.name: size * rate / 1e9 for e in engines if (rate := e.median("decode"))}
     return {
@@ -180,7 +185,8 @@ def show(result: Reply) -> None:
                 f"  ({spread})  {one['variant']}"
             )
         if row["ratio"]:
-            print(f"  {test}({row['tokens']})  ratio      {row['ratio']:9.2f}")
+            best = f"({row['ratio_of_best']:.2f} of the best)"
+            print(f"  {test}({row['tokens']})  ratio      {row['ratio']:9.2f}           {best}")
     read = ", ".join(f"{v:.1f} with {k}" for k, v in result["read_gb_per_s"].items())
     print(f"  memory reads: {read} thread(s) GB/s")
     for name, share in result["decode_share_of_read"].items():
@@ -220,12 +226,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    card = machine() | {"threads": args.threads, "repeat": args.repeat}
     results = []
     with models(args) as paths:
         for path in paths:
             results.append(measure_model(args, path))
             show(results[-1])
-    card = machine() | {"threads": args.threads, "repeat": args.repeat}
     print(json.dumps({"machine": card, "models": results}))
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def machine() -> dict[str, object]:
-    """Return the facts that a figure means nothing without."""
+    """Return the facts that a figure means nothing without.
+
+    Asked before measuring, `load` tells whether anything else was running.
+    """
     return {
         "cpu": _first("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    card = machine()
     path = smollm2.demo_path()
     if path is None or not golden.GOLDEN.is_dir():
         raise SystemExit("needs the golden data and the demo model: corral pull demo")
@@ -94,7 +95,7 @@ def main() -> None:
         "mean_kl_bound": smollm2.HIGHEST_MEAN_KL,
         "architectures": models,
     }
-    print(json.dumps({"machine": machine(), "quality": result}))
+    print(json.dumps({"machine": card, "quality": result}))
 
 
 if __name__ == "__main__":

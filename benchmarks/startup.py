@@ -175,6 +175,7 @@ def main() -> None:
     args = parser.parse_args()
     from corral.hub.resolve import resolve
 
+    card = machine()
     model = args.model or resolve("demo")
     plan = planned(model, args.device)
     with tempfile.TemporaryDirectory() as cache:
@@ -190,7 +191,7 @@ def main() -> None:
         "allowed_beyond_plan_bytes": ALLOWED_BYTES,
     }
     show(result, args)
-    print(json.dumps({"machine": machine(), "model": model.name, "startup": result}))
+    print(json.dumps({"machine": card, "model": model.name, "startup": result}))
 
 
 if __name__ == "__main__":
