@@ -3,12 +3,7 @@
 Work is cut in row blocks of 16 rows × tiles of tokens, and threads take equal shares of those. Full
 tiles use a row block that was unpacked once; the tokens that are left, and all of a small batch,
 read packed weights as a stream. However an element is computed, its columns are added in the same
-order: results depend neither on the number of tokens nor on that of threads.
-
-    per group of 32 columns:   total = fma(float(dot) × scale, x_scale, total)
-                               total = fma(offset, x_sum, total)
-
-(Layouts with a scale for each 16 columns have two dots, offsets and sums a group.)
+order (`matmul_dots.py`): results depend neither on the number of tokens nor on that of threads.
 """
 
 from collections.abc import Callable
@@ -17,7 +12,7 @@ from corral.devices.cpu.features import Target
 from corral.devices.cpu.kernels.matmul_amx import AmxProduct
 from corral.devices.cpu.kernels.matmul_floats import FloatProduct
 from corral.devices.cpu.kernels.matmul_tiles import Place, QuantizedProduct
-from corral.devices.cpu.kernels.matmul_weights import ROWS
+from corral.devices.cpu.kernels.matmul_weights import ROWS, shape_of
 from corral.devices.cpu.simd import Fields, Kernel, Value, f32, i64, maximum, minimum
 from corral.quant.packed import BY_NAME, PackedLayout
 
@@ -50,7 +45,8 @@ def product_of(layout: PackedLayout, columns: int, target: Target) -> Product:
     """Return the arithmetic for a layout."""
     if layout.is_float:
         return FloatProduct(layout, columns, target)
-    return (AmxProduct if target.amx else QuantizedProduct)(layout, columns, target)
+    by_tile_unit = target.amx and shape_of(layout).halves == 1
+    return (AmxProduct if by_tile_unit else QuantizedProduct)(layout, columns, target)
 
 
 def scratch_bytes(target: Target, layout: str, columns: int) -> int:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corral.devices.cpu.features import Target
+from corral.devices.cpu.kernels.matmul_dots import Activations, Sums, finish, lift, scaled
 from corral.devices.cpu.kernels.matmul_weights import (
     CHUNK_COLUMNS,
+    CHUNKS,
     ROWS,
     Group,
     each_group,
@@ -17,19 +19,7 @@ from corral.devices.cpu.kernels.matmul_weights import (
     shape_of,
     store_group,
 )
-from corral.devices.cpu.simd import (
-    Kernel,
-    Value,
-    Variable,
-    convert,
-    dot_u8_i8,
-    f32,
-    fma,
-    i8,
-    i32,
-    shuffle,
-    u8,
-)
+from corral.devices.cpu.simd import Kernel, Value, Variable, dot_u8_i8, f32, i32
 from corral.quant.packed import GROUP, PackedLayout
 
 INTERLEAVED = 8
@@ -55,44 +45,6 @@ class Place:
     """First token of the tile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """Where a run of A8 rows lies; offsets between tokens are constants of the kernel."""
-
-    columns: int
-    codes: Value
-    half_sums: Value | None
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row."""
-        return self.columns + self.columns // 4
-
-    def code(self, k: Kernel, token: int, group: Value, chunk: int) -> Value:
-        """Return four codes in every lane."""
-        at = self.codes + group * GROUP + (token * self.stride + chunk * CHUNK_COLUMNS)
-        return k.broadcast(i32.x(ROWS), at).bits(i8.x(4 * ROWS))
-
-    def scale(self, k: Kernel, token: int, group: Value) -> Value:
-        """Return a group's scale in every lane."""
-        return self._float(k, token * self.stride + self.columns, group)
-
-    def sums(self, k: Kernel, token: int, group: Value) -> list[Value]:
-        """Return scale × Σ codes of a group, or of each half of it."""
-        if self.half_sums is None:
-            return [self._float(k, token * self.stride + self.columns * 9 // 8, group)]
-        at = self.half_sums + group * 8 + token * half_sums_bytes(self.columns)
-        return [k.broadcast(f32.x(ROWS), at), k.broadcast(f32.x(ROWS), at + 4)]
-
-    def _float(self, k: Kernel, offset: int, group: Value) -> Value:
-        return k.broadcast(f32.x(ROWS), self.codes + group * 4 + offset)
-
-
-def half_sums_bytes(columns: int) -> int:
-    """Return the bytes of one token's sums by half group."""
-    return columns // GROUP * 8
-
-
 def tile_sizes(target: Target) -> tuple[int, tuple[int, ...]]:
     """Return the tokens of a full tile, whose totals fit the registers, and of smaller ones."""
     if target.vector_bits == 512:
@@ -108,7 +60,7 @@ class QuantizedProduct:
         self.layout, self.columns = layout, columns
         self.shape = shape_of(layout)
         self.groups = columns // GROUP
-        self.needs_half_sums = self.shape.halves == 2 and self.shape.has_offsets
+        self.sums = Sums(self.shape, self.groups, lift(target))
         self.stride = columns + columns // 4
         chunk = max(_CHUNK_BYTES // self.stride, _LEAST_CHUNK)
         self.chunk_tokens = chunk // self.tile_tokens * self.tile_tokens
@@ -120,13 +72,8 @@ class QuantizedProduct:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes a thread needs: a panel, and sums by half group of a chunk of tokens."""
-        return self.panel_bytes + self.half_sums_bytes
-
-    @property
-    def half_sums_bytes(self) -> int:
-        """Bytes of the sums by half group of a chunk of tokens."""
-        return half_sums_bytes(self.columns) * self.chunk_tokens if self.needs_half_sums else 0
+        """Bytes a thread needs: a panel, and sums of a chunk of tokens."""
+        return self.panel_bytes + self.sums.token_bytes * self.chunk_tokens
 
     def begin(self, k: Kernel) -> None:
         """Prepare the thread for full tiles."""
@@ -138,21 +85,18 @@ class QuantizedProduct:
 
     def begin_chunk(self, k: Kernel, place: Place, count: Value) -> None:
         """Make what must be known of the tokens of a chunk."""
-        if not self.needs_half_sums:
+        if not self.sums.token_bytes:
             return
-        with k.range(0, count) as token, k.range(0, self.groups) as group:
-            row = place.x + (place.chunk + token) * self.stride
-            sums = _half_sums(k, k.load(i8.x(GROUP), row + group * GROUP))
-            scale = k.load(f32, row + group * 4 + self.columns)
-            to = place.scratch + token * half_sums_bytes(self.columns) + group * 8
-            k.store(to + self.panel_bytes, sums * scale)
+        with k.range(0, count) as token:
+            codes = place.x + (place.chunk + token) * self.stride
+            to = place.scratch + token * self.sums.token_bytes + self.panel_bytes
+            self.sums.store(k, codes, to)
 
-    def _activations(self, place: Place) -> Activations:
+    def activations(self, place: Place) -> Activations:
+        """Return the activations of a tile."""
         codes = place.x + place.token * self.stride
-        if not self.needs_half_sums:
-            return Activations(self.columns, codes, None)
-        offset = (place.token - place.chunk) * half_sums_bytes(self.columns)
-        return Activations(self.columns, codes, place.scratch + self.panel_bytes + offset)
+        at = place.scratch + (place.token - place.chunk) * self.sums.token_bytes + self.panel_bytes
+        return Activations(self.columns, codes, self.sums, at)
 
     # A row block
 
@@ -163,7 +107,7 @@ class QuantizedProduct:
 
     def full_tile(self, k: Kernel, place: Place, block: Value) -> list[Value]:
         """Return the products of a full tile with the panel; `block` only helps to look ahead."""
-        x, totals = self._activations(place), totals_of(k, self.tile_tokens)
+        x, totals = self.activations(place), totals_of(k, self.tile_tokens)
         with k.range(0, self.groups) as number:
             self._prefetch(k, block, number)
             group = load_group(k, self.shape, place.scratch + number * self.shape.panel_bytes)
@@ -172,7 +116,7 @@ class QuantizedProduct:
 
     def small_tile(self, k: Kernel, size: int, place: Place, block: Value) -> list[Value]:
         """Return the products of `size` tokens with the packed row block at an address."""
-        x, totals = self._activations(place), totals_of(k, size)
+        x, totals = self.activations(place), totals_of(k, size)
         with each_group(k, self.layout, block, self.columns) as (number, group):
             self._accumulate(k, totals, group, x, number)
         return [total.value for total in totals]
@@ -193,48 +137,46 @@ class QuantizedProduct:
         for first in range(0, len(totals), INTERLEAVED):
             tokens = range(first, min(first + INTERLEAVED, len(totals)))
             for t, dots in zip(tokens, self._dots(k, group, x, tokens, number), strict=True):
-                totals[t].value = finish(
-                    totals[t].value,
-                    scaled(dots, group.scales),
-                    x.scale(k, t, number),
-                    group.offsets,
-                    x.sums(k, t, number) if group.offsets else [],
-                )
+                products = [
+                    scaled(d, s, lifted=True) for d, s in zip(dots, group.scales, strict=True)
+                ]
+                add_products(k, totals[t], products, group, (x, t, number))
 
     def _dots(
         self, k: Kernel, group: Group, x: Activations, tokens: Sequence[int], number: Value
     ) -> list[list[Value]]:
         """Return the dots of each token, by half. Several chains of additions run side by side."""
-        halves, code_bits = self.shape.halves, self.shape.code_bits
-        chains = max(halves, min(MINIMUM_CHAINS // len(tokens), len(group.codes)))
-        dots = [[k.constant(i32.x(ROWS), 0)] * chains for _ in tokens]
+        halves, bits = self.shape.halves, self.shape.code_bits
+        chains = max(halves, MINIMUM_CHAINS // len(tokens))
+        per_chain, per_half = CHUNKS // chains, chains // halves
+        dots = [
+            [
+                k.constant(i32.x(ROWS), 0) if c % per_half else x.start(k, t, number, c // per_half)
+                for c in range(chains)
+            ]
+            for t in tokens
+        ]
         for c, code in enumerate(group.codes):
-            chain = c * chains // len(group.codes)
             for dot, t in zip(dots, tokens, strict=True):
-                dot[chain] = dot_u8_i8(dot[chain], code, x.code(k, t, number, c), code_bits)
-        return [[_sum(dot[h * chains // halves : (h + 1) * chains // halves]) for h in range(halves)] for dot in dots]
+                activation = x.code(k, t, number, c * CHUNK_COLUMNS)
+                dot[c // per_chain] = dot_u8_i8(dot[c // per_chain], code, activation, bits)
+        return [
+            [_sum(dot[first : first + per_half]) for first in range(0, chains, per_half)]
+            for dot in dots
+        ]
 
 
-def scaled(dots: Sequence[Value], scales: Sequence[Value]) -> Value:
-    """Return Σ dot × scale over the halves of a group."""
-    product = convert(dots[0], f32) * scales[0]
-    for dot, scale in zip(dots[1:], scales[1:], strict=True):
-        product = fma(convert(dot, f32), scale, product)
-    return product
-
-
-def finish(
-    total: Value,
-    product: Value,
-    x_scale: Value,
-    offsets: Sequence[Value],
-    x_sums: Sequence[Value],
-) -> Value:
-    """Return the total with one more group: the order that every path keeps to."""
-    total = fma(product, x_scale, total)
-    for offset, x_sum in zip(offsets, x_sums, strict=True):
-        total = fma(offset, x_sum, total)
-    return total
+def add_products(
+    k: Kernel,
+    total: Variable,
+    products: Sequence[Value],
+    group: Group,
+    place: tuple[Activations, int, Value],
+) -> None:
+    """Add scaled dots of a token with a group: activations, token and the group's number."""
+    x, token, number = place
+    sums = x.offset_sums(k, token, number)
+    total.value = finish(total.value, products, x.scale(k, token, number), group.offsets, sums)
 
 
 def _sum(values: Sequence[Value]) -> Value:
@@ -247,14 +189,3 @@ def _sum(values: Sequence[Value]) -> Value:
 def totals_of(k: Kernel, count: int) -> list[Variable]:
     """Return a zero total for each token of a tile."""
     return [k.variable(f32.x(ROWS), 0.0) for _ in range(count)]
-
-
-def _half_sums(k: Kernel, codes: Value) -> Value:
-    """Return the sums of the two halves of 32 codes, as f32.x(2)."""
-    ones = k.constant(u8.x(GROUP), 1)
-    sums = dot_u8_i8(k.constant(i32.x(GROUP // 4), 0), ones, codes, 1)
-    while sums.type.lanes > 2:
-        count = sums.type.lanes
-        even = shuffle(sums, list(range(0, count, 2)))
-        sums = even + shuffle(sums, list(range(1, count, 2)))
-    return convert(sums, f32)

@@ -1,10 +1,9 @@
 """Reading packed weights into registers: the 32 columns × 16 rows of a group at a time.
 
-It knows `quant/packed.py` and nothing of activations. All layouts come out in one form:
+It knows `quant/packed.py` and nothing of activations. All layouts come out in one form, with
+unsigned codes:
 
-    weight = scale × code + offset
-
-with unsigned codes; whatever a layout subtracts from its codes is folded into the offset.
+    weight = scale × (code − zero) + offset
 """
 
 from collections.abc import Iterator
@@ -51,29 +50,26 @@ class Shape:
 
     halves: int
     """1, or 2 if a scale serves 16 columns."""
-    has_offsets: bool
+    has_offset: bool
+    zero: int
+    """Subtracted from each code; never together with an offset."""
     code_bits: int
     """Bits of the unsigned codes."""
 
     @property
     def panel_bytes(self) -> int:
         """Bytes of a group that is unpacked to memory: codes, scales, offsets."""
-        floats = self.halves * (2 if self.has_offsets else 1)
+        floats = self.halves * (2 if self.has_offset else 1)
         return CHUNKS * CHUNK_BYTES + floats * FLOATS_BYTES
 
 
 def shape_of(layout: PackedLayout) -> Shape:
     """Return what the groups of a layout look like in registers."""
-    has_offsets = layout.has_offset or _zero(layout) != 0
-    bits = layout.code_bits
-    if layout.values:
-        bits = (max(layout.values) - min(layout.values)).bit_length()
-    return Shape(GROUP // layout.scale_columns, has_offsets, bits)
-
-
-def _zero(layout: PackedLayout) -> int:
-    """What unsigned codes (values that are looked up, raised to be unsigned) are too high by."""
-    return layout.zero - min(layout.values or (0,))
+    bits, zero = layout.code_bits, layout.zero
+    if layout.values:  # the least of them becomes code 0
+        zero = -min(layout.values)
+        bits = (max(layout.values) + zero).bit_length()
+    return Shape(GROUP // layout.scale_columns, layout.has_offset, zero, bits)
 
 
 @contextmanager
@@ -109,8 +105,6 @@ def _read(k: Kernel, layout: PackedLayout, group: Value, supers: list[Value]) ->
     if layout.has_offset:
         offsets = [_offset(k, at + n * bytes_each, supers) for n in range(halves)]
         at = at + halves * bytes_each
-    elif _zero(layout):
-        offsets = [scale * -float(_zero(layout)) for scale in scales]
     return Group(_codes(k, layout, at), scales, offsets)
 
 
@@ -171,10 +165,10 @@ def _shifted(plane: Value, left: int) -> Value:
     return moved.bits(plane.type)
 
 
-def store_group(k: Kernel, address: Value, group: Group) -> None:
-    """Write a group unpacked, in the order of `Shape.panel_bytes`."""
+def store_group(k: Kernel, address: Value, group: Group, minus: int = 0) -> None:
+    """Write a group unpacked, in the order of `Shape.panel_bytes`, codes less `minus`."""
     for number, chunk in enumerate(group.codes):
-        k.store(address + number * CHUNK_BYTES, chunk)
+        k.store(address + number * CHUNK_BYTES, chunk - minus if minus else chunk)
     floats = address + CHUNKS * CHUNK_BYTES
     for number, values in enumerate(group.scales + group.offsets):
         k.store(floats + number * FLOATS_BYTES, values)
@@ -184,6 +178,6 @@ def load_group(k: Kernel, shape: Shape, address: Value, *, codes: bool = True) -
     """Read what `store_group` wrote; the codes only if they are wanted."""
     chunks = [_chunk(k, address, c) for c in range(CHUNKS)] if codes else []
     floats = address + CHUNKS * CHUNK_BYTES
-    count = shape.halves * (2 if shape.has_offsets else 1)
+    count = shape.halves * (2 if shape.has_offset else 1)
     values = [k.load(f32.x(ROWS), floats + n * FLOATS_BYTES) for n in range(count)]
     return Group(chunks, values[: shape.halves], values[shape.halves :])

@@ -1,0 +1,148 @@
+"""How the dots of a group start, and how they become part of a total. All paths share it.
+
+A dot is summed in 32-bit integers that start at the bits of the float 1.5 · 2²³. Read as a float,
+the sum is 1.5 · 2²³ + dot, exactly (|dot| < 2²²), and one fused multiply-add both removes the
+constant and scales: fma(sum, scale, −1.5 · 2²³ · scale) is dot × scale, rounded once. No conversion
+is needed. Processors without fused multiply-add convert and multiply: the same result.
+
+    per group (or half of it):   total = fma(dot × scale, x_scale, total)
+    with offsets:                total = fma(offset, x_scale × Σ x codes, total)
+
+If codes stand for code − zero, a dot starts lower by zero × Σ x codes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corral.devices.cpu.features import Target
+from corral.devices.cpu.kernels.matmul_weights import ROWS, Shape
+from corral.devices.cpu.simd import (
+    Kernel,
+    Value,
+    convert,
+    dot_u8_i8,
+    f32,
+    fma,
+    i8,
+    i32,
+    shuffle,
+    u8,
+)
+from corral.quant.packed import GROUP
+
+_LIFT = 1.5 * 2.0**23
+_LIFT_BITS = 0x4B400000
+
+
+def lift(target: Target) -> int:
+    """Return the integer at which dots start."""
+    return _LIFT_BITS if target.fused else 0
+
+
+def scaled(dot: Value, scale: Value, *, lifted: bool) -> Value:
+    """Return dot × scale, of a dot that started at `lift` or at 0."""
+    if not (lifted and dot.kernel.target.fused):
+        return convert(dot, f32) * scale
+    return fma(dot.bits(f32.x(dot.type.lanes)), scale, scale * -_LIFT)
+
+
+def finish(
+    total: Value,
+    products: Sequence[Value],
+    x_scale: Value,
+    offsets: Sequence[Value],
+    x_sums: Sequence[Value],
+) -> Value:
+    """Return the total with one more group: the order that every path keeps to."""
+    for product in products:
+        total = fma(product, x_scale, total)
+    for offset, x_sum in zip(offsets, x_sums, strict=True):
+        total = fma(offset, x_sum, total)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The sums of activation codes that a layout needs and A8 rows do not have.
+
+    For each token, group and half an i32: where a dot starts (layouts with a zero), or the plain
+    sum (offsets for each 16 columns). Kept in a thread's scratch for a chunk of tokens.
+    """
+
+    shape: Shape
+    groups: int
+    start: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token; 0 if the layout needs no sums."""
+        needed = self.shape.zero or (self.shape.halves == 2 and self.shape.has_offset)
+        return 4 * self.shape.halves * self.groups if needed else 0
+
+    def store(self, k: Kernel, codes: Value, to: Value) -> None:
+        """Write the sums of a token whose codes lie at an address."""
+        with k.range(0, self.groups) as group:
+            sums = _sums(k, k.load(i8.x(GROUP), codes + group * GROUP), self.shape.halves)
+            if self.shape.zero:
+                sums = sums * -self.shape.zero + self.start
+            k.store(to + group * (4 * self.shape.halves), sums)
+
+
+def _sums(k: Kernel, codes: Value, parts: int) -> Value:
+    """Return the sums of the parts of 32 codes: i32.x(parts)."""
+    ones = k.constant(u8.x(GROUP), 1)
+    sums = dot_u8_i8(k.constant(i32.x(GROUP // 4), 0), ones, codes, 1)
+    while sums.type.lanes > parts:
+        count = sums.type.lanes
+        even = shuffle(sums, list(range(0, count, 2)))
+        sums = even + shuffle(sums, list(range(1, count, 2)))
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """A run of A8 rows; the distances between tokens are constants of the kernel."""
+
+    columns: int
+    codes: Value
+    """Address of the first token's codes."""
+    sums: Sums
+    sums_at: Value
+    """Address of the first token's sums."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row."""
+        return self.columns + self.columns // 4
+
+    def code(self, k: Kernel, token: int, group: Value, columns: int) -> Value:
+        """Return the four codes from a column of the group on, in every lane."""
+        at = self.codes + group * GROUP + (token * self.stride + columns)
+        return k.broadcast(i32.x(ROWS), at).bits(i8.x(4 * ROWS))
+
+    def scale(self, k: Kernel, token: int, group: Value) -> Value:
+        """Return a group's scale in every lane."""
+        return self._float(k, token * self.stride + self.columns, group)
+
+    def start(self, k: Kernel, token: int, group: Value, half: int) -> Value:
+        """Return where the dot of unsigned codes starts."""
+        if not self.sums.shape.zero:
+            return k.constant(i32.x(ROWS), self.sums.start)
+        return self._sum(k, token, group, half)
+
+    def offset_sums(self, k: Kernel, token: int, group: Value) -> list[Value]:
+        """Return scale × Σ codes of the group, or of each half; nothing without offsets."""
+        shape = self.sums.shape
+        if not shape.has_offset:
+            return []
+        if shape.halves == 1:
+            return [self._float(k, token * self.stride + self.columns * 9 // 8, group)]
+        scale = self.scale(k, token, group)
+        return [convert(self._sum(k, token, group, h), f32) * scale for h in range(shape.halves)]
+
+    def _float(self, k: Kernel, offset: int, group: Value) -> Value:
+        return k.broadcast(f32.x(ROWS), self.codes + group * 4 + offset)
+
+    def _sum(self, k: Kernel, token: int, group: Value, half: int) -> Value:
+        at = self.sums_at + group * (4 * self.sums.shape.halves)
+        return k.broadcast(i32.x(ROWS), at + (token * self.sums.token_bytes + 4 * half))
