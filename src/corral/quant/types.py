@@ -56,6 +56,13 @@ class DType(enum.Enum):
     MXFP4 = Traits(39, 32, 17)
     A8 = Traits(None, 32, 40)
     """Activations: 32 int8 codes, an F32 scale and the F32 sum scale × Σ codes. Never in a file."""
+    A16 = Traits(None, 32, 72)
+    """Activations as A8 with 16-bit codes, in two planes of int8: code = 256 × high + low."""
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether only values of an evaluation have this type, to be multiplied as integers."""
+        return self in (DType.A8, DType.A16)
 
     @property
     def block_elements(self) -> int:

@@ -17,6 +17,7 @@ from corral.tensor.ops import (
     Gate,
     Norm,
     Op,
+    Product,
     Rope,
     Rotation,
 )
@@ -67,10 +68,22 @@ class GraphBuilder:
         attributes = Norm(epsilon, group or x.columns)
         return self._node(name, Op.RMS_NORM, x.shape, (x, weight), attributes)
 
-    def matmul(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply rows by a matrix stored row by row: (rows, K) × (N, K) → (rows, N)."""
+    def matmul(
+        self,
+        name: str,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        is_precise: bool = False,
+    ) -> Tensor:
+        """Multiply rows by a matrix stored row by row: (rows, K) × (N, K) → (rows, N).
+
+        A precise product asks devices that round activations to spend more bits on these.
+        """
         sources = (x, weight) if bias is None else (x, weight, bias)
-        return self._node(name, Op.MATMUL, (x.shape[0], weight.shape[0]), sources)
+        shape = (x.shape[0], weight.shape[0])
+        return self._node(name, Op.MATMUL, shape, sources, Product(is_precise))
 
     def add(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """Add two tensors of one shape."""

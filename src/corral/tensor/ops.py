@@ -23,6 +23,13 @@ class RopePairs(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """Attributes of MATMUL, not precise by default: worth twice the work where x is rounded?"""
+
+    is_precise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Norm:
     """Attributes of RMS_NORM: each run of `group` columns is divided by its root mean square."""
 
@@ -93,7 +100,9 @@ class Cap:
     limit: float
 
 
-Attributes = Norm | Embed | Rotation | Rope | Attend | Gate | Constant | Columns | Cap | None
+Attributes = (
+    Product | Norm | Embed | Rotation | Rope | Attend | Gate | Constant | Columns | Cap | None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +145,7 @@ class Op(enum.Enum):
     SELECT_ROWS = "the rows whose logits are wanted"
     VIEW = "some columns of the source; owns no bytes"
     # written by rewrite.py
-    QUANTIZE = "x as int8 codes with scale and sum (A8)"
+    QUANTIZE = "x as integer codes with scale and sum (A8 or A16)"
     NORM_QUANTIZE = "RMS_NORM, then QUANTIZE"
     GATED = "activation(gate) · up"
     GATED_QUANTIZE = "GATED, then QUANTIZE"

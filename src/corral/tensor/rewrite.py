@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from corral.quant.types import DType
 from corral.tensor.graph import Graph, order
-from corral.tensor.ops import Op
+from corral.tensor.ops import Op, Product
 from corral.tensor.tensor import Tensor
 
 Readers = Mapping[Tensor, tuple[Tensor, ...]]
@@ -66,7 +66,9 @@ def add_residual(node: Tensor, readers: Readers) -> Tensor | None:
     for product, residual in (node.sources, node.sources[::-1]):
         if product.op is Op.MATMUL and _only_reader(product, node, readers):
             x, weight, *bias = product.sources
-            return replace(node, op=Op.MATMUL_ADD, sources=(x, weight, residual, *bias))
+            sources = (x, weight, residual, *bias)
+            attributes = product.attributes
+            return replace(node, op=Op.MATMUL_ADD, sources=sources, attributes=attributes)
     return None
 
 
@@ -81,28 +83,37 @@ def gate(node: Tensor, readers: Readers) -> Tensor | None:
     return None
 
 
+_CODES = {DType.A8: "codes", DType.A16: "codes16"}
+
+
 class Quantizer:
-    """MATMUL with quantized weights → the same on A8 activations, quantized once for all."""
+    """MATMUL with quantized weights → the same on A8 or, if precise, on A16 activations.
+
+    Products that share a source and a precision share its codes.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[Tensor, Tensor] = {}
+        self._made: dict[tuple[Tensor, DType], Tensor] = {}
 
     def __call__(self, node: Tensor, readers: Readers) -> Tensor | None:
         if node.op not in (Op.MATMUL, Op.MATMUL_ADD):
             return None
         x, weight, *rest = node.sources
-        if not weight.dtype.is_quantized or x.dtype is DType.A8:
+        if not weight.dtype.is_quantized or x.dtype.is_activation:
             return None
-        if x not in self._made:
-            self._made[x] = replace(
+        product = node.attributes
+        is_precise = isinstance(product, Product) and product.is_precise
+        dtype = DType.A16 if is_precise else DType.A8
+        if (x, dtype) not in self._made:
+            self._made[x, dtype] = replace(
                 x,
-                name=f"{x.name}.codes",
+                name=f"{x.name}.{_CODES[dtype]}",
                 op=Op.QUANTIZE,
-                dtype=DType.A8,
+                dtype=dtype,
                 sources=(x,),
                 attributes=None,
             )
-        return replace(node, sources=(self._made[x], weight, *rest))
+        return replace(node, sources=(self._made[x, dtype], weight, *rest))
 
 
 def quantize_norm(node: Tensor, readers: Readers) -> Tensor | None:

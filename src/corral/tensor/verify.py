@@ -66,14 +66,14 @@ def _check_leaves(node: Tensor, leaves: dict[str, Tensor]) -> None:
 
 
 def _types(node: Tensor) -> str | None:
-    expected = DType.A8 if node.op in _QUANTIZING else DType.F32
+    expected = {DType.A8, DType.A16} if node.op in _QUANTIZING else {DType.F32}
     if node.op is Op.KV_APPEND:
-        expected = node.sources[2].dtype
-    if node.dtype is not expected:
-        return f"its result is not {expected.name}"
+        expected = {node.sources[2].dtype}
+    if node.dtype not in expected:
+        return f"its result is not {' or '.join(sorted(t.name for t in expected))}"
     multiplied = node.sources[0] if node.op in (Op.MATMUL, Op.MATMUL_ADD) else None
     for source in node.sources:
-        if source.dtype is DType.A8 and source is not multiplied:
+        if source.dtype.is_activation and source is not multiplied:
             return f"it reads {source!r}, which only products can"
     return None
 
@@ -120,10 +120,10 @@ def _matmul(node: Tensor) -> str | None:
     x, weight = node.sources[:2]
     if x.columns != weight.columns or node.shape != (x.shape[0], weight.rows):
         return f"{x!r} and {weight!r} do not fit"
-    if x.dtype not in (DType.F32, DType.A8):
+    if x.dtype is not DType.F32 and not x.dtype.is_activation:
         return f"it multiplies {x.dtype.name}"
-    if x.dtype is DType.A8 and not weight.dtype.is_quantized:
-        return f"A8 activations meet {weight.dtype.name} weights"
+    if x.dtype.is_activation and not weight.dtype.is_quantized:
+        return f"{x.dtype.name} activations meet {weight.dtype.name} weights"
     rest = list(node.sources[2:])
     if node.op is Op.MATMUL_ADD:
         residual = rest.pop(0)

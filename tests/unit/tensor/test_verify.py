@@ -77,7 +77,7 @@ BAD = {
     ),
     "a quantizing result that is not A8": (
         lambda p: p.node(Op.QUANTIZE, (p.x,)),
-        "its result is not A8",
+        "its result is not A16 or A8",
     ),
     "an append of another type than the state": (
         lambda p: p.node(

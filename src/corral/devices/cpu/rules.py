@@ -26,6 +26,10 @@ def pack_spec(dtype: DType) -> KernelSpec:
     return KernelSpec.of(pack.pack, dtype=dtype.name)
 
 
+def _planes(coded: Tensor) -> int:
+    return quantize.PLANES[coded.dtype]
+
+
 def _rows(at: Binding, node: Tensor) -> dict[str, int]:
     """Return the fields of a kernel that maps rows of one source to rows of the result."""
     x = node.sources[0]
@@ -74,12 +78,16 @@ def _norm_quantize(at: Binding, node: Tensor) -> Lowered:
         "columns": node.columns,
         "epsilon": float_word(attributes.epsilon),
     }
-    return KernelSpec.of(norm.norm_quantize), values, norm.NORM_QUANTIZE_FIELDS
+    return (
+        KernelSpec.of(norm.norm_quantize, planes=_planes(node)),
+        values,
+        norm.NORM_QUANTIZE_FIELDS,
+    )
 
 
 def _quantize(at: Binding, node: Tensor) -> Lowered:
     values = _rows(at, node) | {"columns": node.columns}
-    return KernelSpec.of(quantize.quantize), values, quantize.FIELDS
+    return KernelSpec.of(quantize.quantize, planes=_planes(node)), values, quantize.FIELDS
 
 
 def _matmul(at: Binding, node: Tensor) -> Lowered:
@@ -117,8 +125,11 @@ def _gated(at: Binding, node: Tensor) -> Lowered:
         "out_stride": node.row_bytes,
         "columns": node.columns,
     }
-    emit = gated.gated if node.op is Op.GATED else gated.gated_quantize
-    spec = KernelSpec.of(emit, activation=node.attributes.activation.name)
+    activation = node.attributes.activation.name
+    if node.op is Op.GATED:
+        spec = KernelSpec.of(gated.gated, activation=activation)
+    else:
+        spec = KernelSpec.of(gated.gated_quantize, activation=activation, planes=_planes(node))
     return spec, values, gated.FIELDS
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from corral.devices.reference.activations import Bytes, decoded, quantize
 from corral.devices.reference.attention import Integers, attention, kv_append, rope, rotations
 from corral.devices.reference.storage import Floats
-from corral.quant.types import DType
 from corral.tensor.ops import Activation, Cap, Embed, Gate, Norm, Op
 from corral.tensor.tensor import Tensor
 
@@ -44,7 +43,7 @@ def _normed(node: Tensor, x: Floats, weight: Floats) -> Floats:
 def matmul(
     node: Tensor, result: Floats, x: NDArray[Any], weight: Floats, bias: Floats | None = None
 ) -> None:
-    """Multiply rows of F32 or A8 by a matrix that is stored row by row."""
+    """Multiply rows of F32, A8 or A16 by a matrix that is stored row by row."""
     result[:] = _product(node, x, weight, bias)
 
 
@@ -61,7 +60,8 @@ def matmul_add(
 
 
 def _product(node: Tensor, x: NDArray[Any], weight: Floats, bias: Floats | None) -> Floats:
-    values: Floats = decoded(x) if node.sources[0].dtype is DType.A8 else x
+    dtype = node.sources[0].dtype
+    values: Floats = decoded(x, dtype) if dtype.is_activation else x
     product: Floats = values @ weight.T
     return product if bias is None else product + bias
 
@@ -110,18 +110,18 @@ def select_rows(node: Tensor, result: Floats, x: Floats, rows: Integers) -> None
 
 
 def quantize_rows(node: Tensor, result: Bytes, x: Floats) -> None:
-    """Write A8."""
-    quantize(x, result)
+    """Write A8 or A16."""
+    quantize(x, result, node.dtype)
 
 
 def norm_quantize(node: Tensor, result: Bytes, x: Floats, weight: Floats) -> None:
-    """Normalize, then write A8."""
-    quantize(_normed(node, x, weight), result)
+    """Normalize, then write A8 or A16."""
+    quantize(_normed(node, x, weight), result, node.dtype)
 
 
 def gated_quantize(node: Tensor, result: Bytes, gate: Floats, up: Floats) -> None:
-    """Gate, then write A8."""
-    quantize(_active(node, gate) * up, result)
+    """Gate, then write A8 or A16."""
+    quantize(_active(node, gate) * up, result, node.dtype)
 
 
 KERNELS: dict[Op, Kernel] = {

@@ -94,13 +94,19 @@ def _to_q8_0(values: Floats) -> NDArray[np.uint8]:
 
 
 def int8_codes(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Return codes and scale of each group: (…, 32) → (…, 32) and (…)."""
+    codes, scales = integer_codes(groups, 127)
+    return codes.astype(np.int8), scales
+
+
+def integer_codes(groups: Floats, greatest: int) -> tuple[NDArray[np.int32], Floats]:
     """Return codes and scale of each group: (…, 32) → (…, 32) and (…).
 
-    scale = max|x| / 127, code = x · (1 / scale) rounded half to even; groups too small for the
+    scale = max|x| / greatest, code = x · (1 / scale) rounded half to even; groups too small for the
     reciprocal to be finite have codes 0.
     """
-    scales = np.max(np.abs(groups), axis=-1) / np.float32(127)
+    scales = np.max(np.abs(groups), axis=-1) / np.float32(greatest)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scales
     inverse[np.isinf(inverse)] = 0
-    return np.rint(groups * inverse[..., None]).astype(np.int8), scales
+    return np.rint(groups * inverse[..., None]).astype(np.int32), scales

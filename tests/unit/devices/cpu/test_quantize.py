@@ -7,6 +7,8 @@ from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.quantize import FIELDS, quantize
+from corral.devices.reference import activations as reference
+from corral.quant.types import DType
 
 
 def quantized(target, x, *, threads=1):
@@ -56,3 +58,23 @@ def test_ties_round_to_even():
     x = np.zeros((1, 32), np.float32)
     x[0, :5] = 127, 0.5, 1.5, -2.5, 3.5
     assert parts(quantized(HOST, x)).codes[0, :5].tolist() == [127, 0, 2, -2, 4]
+
+
+@TARGETS
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (17, 576)])
+def test_two_planes_are_the_references(target, rows, columns):
+    """A16 rows have the very bytes the reference device writes."""
+    x = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
+    expected = np.zeros((rows, DType.A16.row_bytes(columns)), np.uint8)
+    reference.quantize(x, expected, DType.A16)
+    out = np.full_like(expected, 0xA5)
+    words = {
+        "x": x,
+        "count": count(rows),
+        "out": out,
+        "x_stride": x.strides[0],
+        "out_stride": out.strides[0],
+        "columns": columns,
+    }
+    call(target, KernelSpec.of(quantize, planes=2), FIELDS, words, threads=2)
+    assert np.array_equal(out, expected)

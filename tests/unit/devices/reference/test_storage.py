@@ -66,7 +66,8 @@ def test_a8_rows(values):
     """A row is codes, scales, sums; it decodes to the values within half a step."""
     rows = np.full((3, 80), 0xFF, np.uint8)
     quantize(values, rows)
-    codes, scales, sums = parts(rows)
+    planes, scales, sums = parts(rows)
+    codes = planes[:, 0]
     assert codes.shape == (3, 64)
     assert scales.shape == sums.shape == (3, 2)
     totals = codes.reshape(3, 2, 32).astype(np.int32).sum(axis=-1)
@@ -77,3 +78,18 @@ def test_a8_rows(values):
     step = np.repeat(scales, 32, axis=1)
     assert np.all(np.abs(decoded(rows) - exact) <= 1.001 * step + NOTHING)
     assert np.all(np.abs(decoded(rows) - values) <= 0.501 * step + NOTHING)
+
+
+@given(values=FLOATS)
+def test_a16_rows(values):
+    """Sixteen bits in two planes decode to the values within half of a much smaller step."""
+    rows = np.full((3, 144), 0xFF, np.uint8)
+    quantize(values, rows, DType.A16)
+    coded = parts(rows, DType.A16)
+    assert coded.planes.shape == (3, 2, 64)
+    assert np.array_equal(coded.codes, coded.planes[:, 0].astype(int) * 256 + coded.planes[:, 1])
+    totals = coded.codes.reshape(3, 2, 32).sum(axis=-1)
+    assert np.array_equal(coded.sums, coded.scales * totals.astype(np.float32))
+    step = np.repeat(coded.scales, 32, axis=1)
+    error = np.abs(decoded(rows, DType.A16).astype(np.float64) - values)
+    assert (error <= 0.5001 * step + np.abs(values) * 2e-7 + 1e-37).all()

@@ -2,7 +2,7 @@
 
 from corral.devices.cpu.kernels.columns import LANES, VECTOR, Columns, each_vector, shared_runs
 from corral.devices.cpu.kernels.elementwise import activated
-from corral.devices.cpu.kernels.quantize import GROUP, RowA8
+from corral.devices.cpu.kernels.quantize import GROUP, CodedRow
 from corral.devices.cpu.simd import Kernel, Value, i64, minimum
 from corral.tensor.ops import Activation
 
@@ -26,14 +26,14 @@ def gated(k: Kernel, record: Value, thread: Value, threads: Value, activation: s
 
 
 def gated_quantize(
-    k: Kernel, record: Value, thread: Value, threads: Value, activation: str
+    k: Kernel, record: Value, thread: Value, threads: Value, activation: str, planes: int = 1
 ) -> None:
-    """Write activation(gate) · up as A8; `activation` is a name of `Activation`."""
+    """Write activation(gate) · up as A8 or A16; `activation` is a name of `Activation`."""
     a = k.fields(record, FIELDS)
     kind, count, groups = Activation[activation], k.load(i64, a.count), a.columns // GROUP
     with shared_runs(k, count, groups, thread, threads) as (row, first, last):
         gate, up = a.gate + row * a.gate_stride, a.up + row * a.up_stride
-        out = RowA8(k, a.out + row * a.out_stride, a.columns)
+        out = CodedRow(k, a.out + row * a.out_stride, a.columns, planes)
         with k.range(first, last) as group:
             low, high = (
                 activated(k.load(VECTOR, gate + at), kind) * k.load(VECTOR, up + at)

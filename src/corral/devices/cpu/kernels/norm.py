@@ -1,7 +1,7 @@
-"""Root-mean-square norms, as F32 or as A8 for the matrix product that follows."""
+"""Root-mean-square norms, as F32 or as A8 or A16 for the matrix product that follows."""
 
 from corral.devices.cpu.kernels.columns import LANES, VECTOR, Columns, each_vector
-from corral.devices.cpu.kernels.quantize import GROUP, RowA8
+from corral.devices.cpu.kernels.quantize import GROUP, CodedRow
 from corral.devices.cpu.simd import (
     Kernel,
     Value,
@@ -23,7 +23,7 @@ which may be x; bytes from a row to the next; groups in a row; columns of a grou
 NORM_QUANTIZE_FIELDS = (
     "x", "count", "weight", "out", "x_stride", "out_stride", "columns", "epsilon",
 )  # fmt: skip
-"""As NORM_FIELDS, with the whole row as the group (a multiple of 32) and A8 rows as the result."""
+"""As NORM_FIELDS, with the whole row as the group (a multiple of 32) and coded rows as the result."""
 
 _CHAINS = 4
 """Sums that run side by side, to hide the latency of an addition."""
@@ -47,12 +47,12 @@ def rms_norm(k: Kernel, record: Value, thread: Value, threads: Value) -> None:
         each_vector(k, 0, a.group, scale)
 
 
-def norm_quantize(k: Kernel, record: Value, thread: Value, threads: Value) -> None:
-    """Divide each row by its root mean square, times the weight, and quantize it."""
+def norm_quantize(k: Kernel, record: Value, thread: Value, threads: Value, planes: int = 1) -> None:
+    """Divide each row by its root mean square, times the weight, and write A8 or A16."""
     a = k.fields(record, NORM_QUANTIZE_FIELDS)
     first, last = k.split(k.load(i64, a.count), thread, threads)
     with k.range(first, last) as row:
-        x, out = a.x + row * a.x_stride, RowA8(k, a.out + row * a.out_stride, a.columns)
+        x, out = a.x + row * a.x_stride, CodedRow(k, a.out + row * a.out_stride, a.columns, planes)
         inverse = _inverse_rms(k, x, a.columns, low_word(a.epsilon, f32))
         with k.range(0, a.columns // GROUP) as group:
             low, high = (
