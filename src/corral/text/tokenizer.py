@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from corral.errors import InvalidArgument
 from corral.text.bpe import Encoder, build_bpe
+from corral.text.markup import Markup
 from corral.text.special import Span, SpecialTokens
 from corral.text.spm import build_spm
 from corral.text.token_bytes import bytes_of_token
 from corral.text.vocabulary import TokenType, Vocabulary, VocabularyKind, read_vocabulary
+from corral.text.well_known import REPLY_MARKUP
 from corral.text.wordpiece import build_wordpiece
 
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -32,10 +34,18 @@ class Tokenizer:
         self._special_ids = frozenset(
             index for index in literal.values() if vocabulary.types[index] != TokenType.USER_DEFINED
         )
+        controls = [
+            text
+            for text, index in literal.items()
+            if index in self._special_ids or text in REPLY_MARKUP
+        ]
+        self.markup = Markup(controls)
+        """Tokens that data must not be able to spell. Markup of replies is among them: it is shown
+        like text, yet in data it would forge a message."""
         stripping = (text for text in literal if text not in _KEEPS_SPACE)
         self._special_tokens = SpecialTokens(
             literal,
-            control=self._special_ids,
+            control=frozenset(map(literal.__getitem__, controls)),
             strip_after=frozenset(map(literal.__getitem__, stripping))
             if vocabulary.strips_right
             else frozenset(),
