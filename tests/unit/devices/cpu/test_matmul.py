@@ -12,6 +12,7 @@ from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.features import Target, runnable
 from corral.devices.cpu.kernels.matmul import FIELDS, matmul, scratch_bytes
 from corral.devices.cpu.pack import pack_rows
+from corral.devices.cpu.traits import CPU_TRAITS
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS, SPAN
 from corral.quant.types import DType
@@ -19,6 +20,7 @@ from corral.quant.types import DType
 SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 TARGETS = pytest.mark.parametrize("target", runnable(), ids=lambda t: t.path)
 DTYPES = pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda t: t.name)
+SIXTEEN_BITS = (DType.Q4_1, DType.Q8_0, DType.Q6_K, DType.Q2_K)
 POISON = np.float32(-7.25)
 
 
@@ -32,31 +34,37 @@ def columns_of(dtype: DType) -> int:
     return 3 * SPAN if LAYOUTS[dtype].has_spans else 37 if LAYOUTS[dtype].is_float else 480
 
 
-def quantized(x: np.ndarray) -> np.ndarray:
-    """Rows of F32 as A8."""
-    rows = a8.empty(*x.shape)
-    for part, values in zip(a8.parts(rows), a8.expected_parts(x), strict=True):
-        part[:] = values
-    return rows
+def quantized(x: np.ndarray, planes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of F32 as A8 or A16, and the values they stand for."""
+    if planes == 1:
+        rows = a8.empty(*x.shape)
+        for part, values in zip(a8.parts(rows), a8.expected_parts(x), strict=True):
+            part[:] = values
+        return rows, a8.decoded(rows).astype(np.float64)
+    groups = x.reshape(len(x), -1, 32)
+    scale = np.abs(groups).max(-1) / np.float32(127 * 256)
+    codes = np.rint(groups / scale[..., None]).astype(np.int32)
+    high = (codes + 128) >> 8
+    sums = scale * codes.sum(-1).astype(np.float32)
+    both = [part.reshape(x.shape).astype(np.int8) for part in (high, codes - 256 * high)]
+    rows = np.concatenate([part.view(np.uint8) for part in (*both, scale, sums)], axis=1)
+    return rows, (codes * scale[..., None].astype(np.float64)).reshape(x.shape)
 
 
 class Case:
     """One matrix with activations for it."""
 
-    def __init__(self, dtype: DType, rows: int, columns: int, tokens: int) -> None:
-        random = np.random.default_rng(rows + tokens)
+    def __init__(self, dtype: DType, rows: int, columns: int, tokens: int, planes: int = 1) -> None:
+        random, self.planes = np.random.default_rng(rows + tokens), planes
         self.dtype, self.rows, self.columns, self.tokens = dtype, rows, columns, tokens
         self.layout = LAYOUTS[dtype]
         data = random_bytes(random, dtype, rows, columns)
         self.packed = pack_rows(data, dtype, rows, columns)
         self.weights = dequantize(data, dtype, (rows, columns)).astype(np.float64)
         values = random.standard_normal((tokens, columns)).astype(np.float32)
-        self.x = values if self.layout.is_float else quantized(values)
-        self.values = (
-            values.astype(np.float64)
-            if self.layout.is_float
-            else a8.decoded(self.x).astype(np.float64)
-        )
+        self.x, self.values = values, values.astype(np.float64)
+        if not self.layout.is_float:
+            self.x, self.values = quantized(values, planes)
         self.bias = random.standard_normal(rows).astype(np.float32)
         self.residual = random.standard_normal((tokens, rows)).astype(np.float32)
 
@@ -70,12 +78,13 @@ class Case:
         residual: bool = False,
     ) -> np.ndarray:
         """Run the kernel on some of the tokens; the result has a poisoned margin."""
-        spec = KernelSpec.of(matmul, layout=self.layout.name, columns=self.columns)
+        parameters = {"layout": self.layout.name, "columns": self.columns, "planes": self.planes}
+        spec = KernelSpec.of(matmul, **parameters)
         kernel = SIGNATURE(compiler(target).request([spec])[spec])
         x = np.ascontiguousarray(self.x[tokens])
         out = np.full((len(x) + 1, self.rows + 5), POISON)
         count = np.array([len(x)])
-        stride = scratch_bytes(target, self.layout.name, self.columns)
+        stride = scratch_bytes(target, **parameters)
         scratch = np.full(max(threads * stride, 1), 0xFF, np.uint8)
         given = np.ascontiguousarray(self.residual[tokens])
         words = {
@@ -127,10 +136,22 @@ def test_results_do_not_depend_on_how_work_is_cut(target, dtype):
         assert np.array_equal(np.concatenate(parts), together)
 
 
+@TARGETS
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=lambda t: t.name)
+def test_two_planes_of_codes(target, dtype):
+    """A16 activations are exact to 16 bits, and cut in any way give the same bits."""
+    case = Case(dtype, 17, columns_of(dtype), 21, planes=2)
+    together = case.run(target, threads=2)
+    case.check(together)
+    parts = [case.run(target, tokens=slice(n, n + 5)) for n in range(0, 21, 5)]
+    assert np.array_equal(np.concatenate(parts), together)
+
+
 @DTYPES
-def test_instruction_sets_agree(dtype):
+@pytest.mark.parametrize("planes", [1, 2])
+def test_instruction_sets_agree(dtype, planes):
     """All processors that fuse multiplication and addition give the same bits."""
-    case = Case(dtype, 40, columns_of(dtype), 19)
+    case = Case(dtype, 40, columns_of(dtype), 19, planes)
     results = [case.run(target) for target in runnable() if target.fused]
     assert all(np.array_equal(result, results[0]) for result in results)
 
@@ -165,6 +186,16 @@ def test_chunks_of_tokens(columns):
     for token in (0, 63, 64, 127, 128, 299):
         alone = case.run(runnable()[0], tokens=slice(token, token + 1))
         assert np.array_equal(alone[0], together[token])
+
+
+@pytest.mark.parametrize("columns", [256, 2048, 14336, 53248])
+@pytest.mark.parametrize("planes", [1, 2])
+def test_scratch_is_what_the_planner_gives(columns, planes):
+    """A thread needs no more scratch than the device traits promise."""
+    limit = CPU_TRAITS.workspace_bytes + columns * CPU_TRAITS.workspace_bytes_per_column
+    for target in runnable():
+        for layout in LAYOUTS.values():
+            assert scratch_bytes(target, layout.name, columns, planes) <= limit
 
 
 def test_inner_loops_hold_everything_in_registers():

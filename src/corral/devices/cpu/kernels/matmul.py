@@ -31,8 +31,8 @@ FIELDS = (
 )
 """Addresses, and strides in bytes. `num_tokens` is the address of an i64.
 
-`x` holds rows without gaps: A8 if the weights are quantized, else F32. `bias` and `residual` (F32)
-may be 0; `out` may be `residual`. Thread n uses `scratch_bytes` from `scratch` + n × stride on.
+`x` holds rows without gaps: A8 or A16 if the weights are quantized, else F32. `bias` and `residual`
+(F32) may be 0; `out` may be `residual`. Thread n uses `scratch_bytes` from `scratch` + n × stride.
 """
 
 _ALIGNMENT = 64
@@ -41,25 +41,35 @@ Product = QuantizedProduct | FloatProduct
 Subroutine = Callable[..., Value]
 
 
-def product_of(layout: PackedLayout, columns: int, target: Target) -> Product:
-    """Return the arithmetic for a layout."""
+def product_of(layout: PackedLayout, columns: int, planes: int, target: Target) -> Product:
+    """Return the arithmetic for a layout and as many planes of activation codes."""
     if layout.is_float:
         return FloatProduct(layout, columns, target)
     by_tile_unit = target.amx and shape_of(layout).halves == 1
-    return (AmxProduct if by_tile_unit else QuantizedProduct)(layout, columns, target)
+    return (AmxProduct if by_tile_unit else QuantizedProduct)(layout, columns, planes, target)
 
 
-def scratch_bytes(target: Target, layout: str, columns: int) -> int:
+def scratch_bytes(target: Target, layout: str, columns: int, planes: int = 1) -> int:
     """Return the bytes of scratch each thread needs."""
-    return product_of(BY_NAME[layout], columns, target).scratch_bytes + _ALIGNMENT - 1
+    return product_of(BY_NAME[layout], columns, planes, target).scratch_bytes + _ALIGNMENT - 1
 
 
 def matmul(
-    k: Kernel, record: Value, thread: Value, threads: Value, *, layout: str, columns: int
+    k: Kernel,
+    record: Value,
+    thread: Value,
+    threads: Value,
+    *,
+    layout: str,
+    columns: int,
+    planes: int = 1,
 ) -> None:
-    """Emit the kernel for one layout and one number of columns."""
+    """Emit the kernel for one layout, one number of columns and one kind of activations.
+
+    With quantized weights `x` is A8 if there is one plane, A16 if there are two.
+    """
     a = k.fields(record, FIELDS)
-    product = product_of(BY_NAME[layout], columns, k.target)
+    product = product_of(BY_NAME[layout], columns, planes, k.target)
     scratch = (a.scratch + thread * a.scratch_stride + (_ALIGNMENT - 1)) & -_ALIGNMENT
     parts = _Parts(k, product, BY_NAME[layout].row_block_bytes(columns), record, scratch)
     tokens, blocks = k.load(i64, a.num_tokens), (a.rows + (ROWS - 1)) // ROWS

@@ -7,7 +7,7 @@ one of the two vector ports meanwhile; with two scales a group nothing would be 
 
 from collections.abc import Sequence
 
-from corral.devices.cpu.kernels.matmul_dots import Activations, scaled
+from corral.devices.cpu.kernels.matmul_dots import Activations, joined, scaled
 from corral.devices.cpu.kernels.matmul_tiles import (
     Place,
     QuantizedProduct,
@@ -25,8 +25,9 @@ from corral.devices.cpu.kernels.matmul_weights import (
 from corral.devices.cpu.simd import Kernel, Value, Variable, i32, i64, u8, u16
 from corral.quant.packed import GROUP
 
-_DOTS, _ACTIVATIONS, _WEIGHTS = 0, 2, 4
-"""First tile register of each kind; even and odd groups take turns."""
+_DOTS, _ACTIVATIONS, _WEIGHTS = 0, 4, 6
+"""First tile register of each kind. Dots and weights of even and odd groups take turns."""
+_REGISTERS = 8
 _DOTS_BYTES = 16 * 4 * ROWS
 _CONFIGURATION_BYTES = 64
 _ROW_BYTES, _NUM_ROWS = 16, 48
@@ -39,7 +40,7 @@ class AmxProduct(QuantizedProduct):
     @property
     def scratch_bytes(self) -> int:
         """Bytes a thread needs: the dots of two groups, and what the other paths need."""
-        return super().scratch_bytes + 2 * _DOTS_BYTES
+        return super().scratch_bytes + 2 * self.planes * _DOTS_BYTES
 
     def begin(self, k: Kernel) -> None:
         """Tell the tile unit the shapes of its registers."""
@@ -47,12 +48,12 @@ class AmxProduct(QuantizedProduct):
         k.store(at, k.constant(u8.x(_CONFIGURATION_BYTES), 0))
         k.store(at, k.constant(u8, 1))
         shapes = {
-            _DOTS: (self.tile_tokens, 4 * ROWS),
-            _ACTIVATIONS: (self.tile_tokens, GROUP),
-            _WEIGHTS: (CHUNKS, CHUNK_BYTES),
+            range(_DOTS, _ACTIVATIONS): (self.tile_tokens, 4 * ROWS),
+            range(_ACTIVATIONS, _WEIGHTS): (self.tile_tokens, GROUP),
+            range(_WEIGHTS, _REGISTERS): (CHUNKS, CHUNK_BYTES),
         }
-        for first, (rows, row_bytes) in shapes.items():
-            for register in (first, first + 1):
+        for registers, (rows, row_bytes) in shapes.items():
+            for register in registers:
                 k.store(at + (_ROW_BYTES + 2 * register), k.constant(u16, row_bytes))
                 k.store(at + (_NUM_ROWS + register), k.constant(u8, rows))
         k.intrinsic("llvm.x86.ldtilecfg", None, [k.pointer(at)])
@@ -91,24 +92,31 @@ class AmxProduct(QuantizedProduct):
 
     def _dots_at(self, place: Place, number: Value) -> Value:
         """Return where the dots of a group are: even and odd ones have a place each."""
-        return place.scratch + (number & 1) * _DOTS_BYTES + super().scratch_bytes
+        size = self.planes * _DOTS_BYTES
+        return place.scratch + (number & 1) * size + super().scratch_bytes
 
     def _multiply(
         self, k: Kernel, place: Place, x: Activations, number: Value, parity: int
     ) -> None:
         """Compute the dots of a group in tile registers."""
-        dots, codes, weights = _registers(parity)
+        weights = f"i8 {_WEIGHTS + parity}"
         panel = place.scratch + number * self.shape.panel_bytes
-        _move(k, "tileloadd64", codes, x.codes + number * GROUP, self.stride)
         _move(k, "tileloadd64", weights, panel, CHUNK_BYTES)
-        k.intrinsic("llvm.x86.tilezero", None, [dots])
-        multiply = "tdpbssd" if self.shape.zero else "tdpbsud"
-        k.intrinsic(f"llvm.x86.{multiply}", None, [dots, codes, weights])
+        for plane in range(self.planes):
+            dots = f"i8 {_DOTS + 2 * plane + parity}"
+            turn = plane if self.planes > 1 else parity
+            codes = f"i8 {_ACTIVATIONS + turn}"
+            at = x.codes + number * GROUP + plane * self.columns
+            _move(k, "tileloadd64", codes, at, self.stride)
+            k.intrinsic("llvm.x86.tilezero", None, [dots])
+            multiply = "tdpbssd" if self.shape.zero else "tdpbsud"
+            k.intrinsic(f"llvm.x86.{multiply}", None, [dots, codes, weights])
 
     def _keep(self, k: Kernel, place: Place, number: Value, parity: int) -> None:
         """Write the dots of a group to memory."""
-        dots, _, _ = _registers(parity)
-        _move(k, "tilestored64", dots, self._dots_at(place, number), 4 * ROWS)
+        for plane in range(self.planes):
+            at = self._dots_at(place, number) + plane * _DOTS_BYTES
+            _move(k, "tilestored64", f"i8 {_DOTS + 2 * plane + parity}", at, 4 * ROWS)
 
     def _add(
         self,
@@ -123,14 +131,12 @@ class AmxProduct(QuantizedProduct):
         group = load_group(k, self.shape, panel, codes=False)
         at = self._dots_at(place, number)
         for t, total in enumerate(totals):
-            dot = k.load(i32.x(ROWS), at + t * 4 * ROWS)
-            products = [scaled(dot, group.scales[0], lifted=False)]
-            add_products(k, total, products, group, (x, t, number))
-
-
-def _registers(parity: int) -> tuple[str, str, str]:
-    """Return the registers of dots, activations and weights of an even or odd group."""
-    return f"i8 {_DOTS + parity}", f"i8 {_ACTIVATIONS + parity}", f"i8 {_WEIGHTS + parity}"
+            planes = [
+                k.load(i32.x(ROWS), at + (plane * _DOTS_BYTES + t * 4 * ROWS))
+                for plane in range(self.planes)
+            ]
+            product = joined([scaled(dot, group.scales[0], lifted=False) for dot in planes])
+            add_products(k, total, [product], group, (x, t, number))
 
 
 def _move(k: Kernel, name: str, register: str, address: Value, stride: int) -> None:

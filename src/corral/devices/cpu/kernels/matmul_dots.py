@@ -8,7 +8,8 @@ is needed. Processors without fused multiply-add convert and multiply: the same 
     per group (or half of it):   total = fma(dot × scale, x_scale, total)
     with offsets:                total = fma(offset, x_scale × Σ x codes, total)
 
-If codes stand for code − zero, a dot starts lower by zero × Σ x codes.
+If codes stand for code − zero, a dot starts lower by zero × Σ x codes. A16 activations have two
+planes of codes, and each a dot: dot × scale is then fma(high × scale, 256, low × scale).
 """
 
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from corral.quant.packed import GROUP
 
 _LIFT = 1.5 * 2.0**23
 _LIFT_BITS = 0x4B400000
+_PLANE = 256.0
+"""What a code is worth in one plane, counted in the next."""
 
 
 def lift(target: Target) -> int:
@@ -44,6 +47,14 @@ def scaled(dot: Value, scale: Value, *, lifted: bool) -> Value:
     if not (lifted and dot.kernel.target.fused):
         return convert(dot, f32) * scale
     return fma(dot.bits(f32.x(dot.type.lanes)), scale, scale * -_LIFT)
+
+
+def joined(planes: Sequence[Value]) -> Value:
+    """Return dot × scale from that of each plane, the highest first."""
+    result = planes[0]
+    for plane in planes[1:]:
+        result = fma(result, _PLANE, plane)
+    return result
 
 
 def finish(
@@ -63,29 +74,38 @@ def finish(
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums of activation codes that a layout needs and A8 rows do not have.
+    """The sums of activation codes that a layout needs and rows of activations do not have.
 
-    For each token, group and half an i32: where a dot starts (layouts with a zero), or the plain
-    sum (offsets for each 16 columns). Kept in a thread's scratch for a chunk of tokens.
+    For each token, group, plane and half an i32: where a dot starts (layouts with a zero), or the
+    plain sum (offsets for each 16 columns). Kept in a thread's scratch for a chunk of tokens.
     """
 
     shape: Shape
     groups: int
+    planes: int
     start: int
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of one group of one token."""
+        return 4 * self.shape.halves * self.planes
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token; 0 if the layout needs no sums."""
         needed = self.shape.zero or (self.shape.halves == 2 and self.shape.has_offset)
-        return 4 * self.shape.halves * self.groups if needed else 0
+        return self.group_bytes * self.groups if needed else 0
 
     def store(self, k: Kernel, codes: Value, to: Value) -> None:
         """Write the sums of a token whose codes lie at an address."""
+        halves = self.shape.halves
         with k.range(0, self.groups) as group:
-            sums = _sums(k, k.load(i8.x(GROUP), codes + group * GROUP), self.shape.halves)
-            if self.shape.zero:
-                sums = sums * -self.shape.zero + self.start
-            k.store(to + group * (4 * self.shape.halves), sums)
+            for plane in range(self.planes):
+                at = codes + group * GROUP + plane * self.groups * GROUP
+                sums = _sums(k, k.load(i8.x(GROUP), at), halves)
+                if self.shape.zero:
+                    sums = sums * -self.shape.zero + self.start
+                k.store(to + group * self.group_bytes + 4 * halves * plane, sums)
 
 
 def _sums(k: Kernel, codes: Value, parts: int) -> Value:
@@ -101,7 +121,7 @@ def _sums(k: Kernel, codes: Value, parts: int) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """A run of A8 rows; the distances between tokens are constants of the kernel."""
+    """A run of rows of activations; the distances between tokens are constants of the kernel."""
 
     columns: int
     codes: Value
@@ -113,22 +133,30 @@ class Activations:
     @property
     def stride(self) -> int:
         """Bytes of a row."""
-        return self.columns + self.columns // 4
+        return self.scales_at + self.columns // 4
 
-    def code(self, k: Kernel, token: int, group: Value, columns: int) -> Value:
-        """Return the four codes from a column of the group on, in every lane."""
-        at = self.codes + group * GROUP + (token * self.stride + columns)
+    @property
+    def scales_at(self) -> int:
+        """Where in a row the scales are; the sums follow them."""
+        return self.sums.planes * self.columns
+
+    def code(self, k: Kernel, token: int, group: Value, column: int) -> Value:
+        """Return the four codes from a column of the group on, in every lane.
+
+        Columns of the next plane are `columns` further.
+        """
+        at = self.codes + group * GROUP + (token * self.stride + column)
         return k.broadcast(i32.x(ROWS), at).bits(i8.x(4 * ROWS))
 
     def scale(self, k: Kernel, token: int, group: Value) -> Value:
         """Return a group's scale in every lane."""
-        return self._float(k, token * self.stride + self.columns, group)
+        return self._float(k, token * self.stride + self.scales_at, group)
 
-    def start(self, k: Kernel, token: int, group: Value, half: int) -> Value:
+    def start(self, k: Kernel, token: int, group: Value, plane: int, half: int) -> Value:
         """Return where the dot of unsigned codes starts."""
         if not self.sums.shape.zero:
             return k.constant(i32.x(ROWS), self.sums.start)
-        return self._sum(k, token, group, half)
+        return self._sum(k, token, group, plane, half)
 
     def offset_sums(self, k: Kernel, token: int, group: Value) -> list[Value]:
         """Return scale × Σ codes of the group, or of each half; nothing without offsets."""
@@ -136,13 +164,16 @@ class Activations:
         if not shape.has_offset:
             return []
         if shape.halves == 1:
-            return [self._float(k, token * self.stride + self.columns * 9 // 8, group)]
-        scale = self.scale(k, token, group)
-        return [convert(self._sum(k, token, group, h), f32) * scale for h in range(shape.halves)]
+            at = token * self.stride + self.scales_at + self.columns // 8
+            return [self._float(k, at, group)]
+        scale, planes = self.scale(k, token, group), range(self.sums.planes)
+        halves = [[self._sum(k, token, group, p, h) for p in planes] for h in range(shape.halves)]
+        return [joined([convert(plane, f32) for plane in half]) * scale for half in halves]
 
     def _float(self, k: Kernel, offset: int, group: Value) -> Value:
         return k.broadcast(f32.x(ROWS), self.codes + group * 4 + offset)
 
-    def _sum(self, k: Kernel, token: int, group: Value, half: int) -> Value:
-        at = self.sums_at + group * (4 * self.sums.shape.halves)
-        return k.broadcast(i32.x(ROWS), at + (token * self.sums.token_bytes + 4 * half))
+    def _sum(self, k: Kernel, token: int, group: Value, plane: int, half: int) -> Value:
+        at = self.sums_at + group * self.sums.group_bytes
+        number = plane * self.sums.shape.halves + half
+        return k.broadcast(i32.x(ROWS), at + (token * self.sums.token_bytes + 4 * number))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corral.devices.cpu.features import Target
-from corral.devices.cpu.kernels.matmul_dots import Activations, Sums, finish, lift, scaled
+from corral.devices.cpu.kernels.matmul_dots import Activations, Sums, finish, joined, lift, scaled
 from corral.devices.cpu.kernels.matmul_weights import (
     CHUNK_COLUMNS,
     CHUNKS,
@@ -20,6 +20,7 @@ from corral.devices.cpu.kernels.matmul_weights import (
     store_group,
 )
 from corral.devices.cpu.simd import Kernel, Value, Variable, dot_u8_i8, f32, i32
+from corral.devices.cpu.traits import CPU_TRAITS
 from corral.quant.packed import GROUP, PackedLayout
 
 INTERLEAVED = 8
@@ -28,7 +29,10 @@ MINIMUM_CHAINS = 2
 """A lone token's dots are summed in as many parts as keep the processor busy; it is exact."""
 _CHUNK_BYTES = 1 << 19
 """Activations that stay in the second-level cache while all row blocks pass."""
-_LEAST_CHUNK = 32
+_LEAST_CHUNK = 64
+"""Tokens that must share the work of unpacking, where rows are long."""
+_MARGIN_BYTES = 1 << 13
+"""Of scratch, for what subclasses keep there and for alignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +57,27 @@ def tile_sizes(target: Target) -> tuple[int, tuple[int, ...]]:
 
 
 class QuantizedProduct:
-    """The arithmetic of one kernel: A8 activations and one layout."""
+    """The arithmetic of one kernel: A8 (one plane) or A16 (two) activations and one layout."""
 
-    def __init__(self, layout: PackedLayout, columns: int, target: Target) -> None:
+    def __init__(self, layout: PackedLayout, columns: int, planes: int, target: Target) -> None:
         self.tile_tokens, self.small_tiles = tile_sizes(target)
         self.layout, self.columns = layout, columns
         self.shape = shape_of(layout)
         self.groups = columns // GROUP
-        self.sums = Sums(self.shape, self.groups, lift(target))
-        self.stride = columns + columns // 4
-        chunk = max(_CHUNK_BYTES // self.stride, _LEAST_CHUNK)
-        self.chunk_tokens = chunk // self.tile_tokens * self.tile_tokens
+        self.planes = planes
+        self.sums = Sums(self.shape, self.groups, planes, lift(target))
+        self.stride = planes * columns + columns // 4
+        self.chunk_tokens = self._chunk_tokens()
+
+    def _chunk_tokens(self) -> int:
+        """Return how many tokens pass all row blocks together: many, but their sums must fit."""
+        tokens = max(_CHUNK_BYTES // self.stride, _LEAST_CHUNK)
+        if self.sums.token_bytes:
+            traits = CPU_TRAITS
+            limit = traits.workspace_bytes + self.columns * traits.workspace_bytes_per_column
+            room = limit - self.panel_bytes - _MARGIN_BYTES
+            tokens = min(tokens, room // self.sums.token_bytes)
+        return tokens // self.tile_tokens * self.tile_tokens
 
     @property
     def panel_bytes(self) -> int:
@@ -134,35 +148,49 @@ class QuantizedProduct:
     def _accumulate(
         self, k: Kernel, totals: Sequence[Variable], group: Group, x: Activations, number: Value
     ) -> None:
-        for first in range(0, len(totals), INTERLEAVED):
-            tokens = range(first, min(first + INTERLEAVED, len(totals)))
-            for t, dots in zip(tokens, self._dots(k, group, x, tokens, number), strict=True):
+        together = max(INTERLEAVED // self.planes, 1)
+        for first in range(0, len(totals), together):
+            tokens = range(first, min(first + together, len(totals)))
+            dots = self._dots(k, group, x, tokens, number)
+            for t, planes in zip(tokens, dots, strict=True):
                 products = [
-                    scaled(d, s, lifted=True) for d, s in zip(dots, group.scales, strict=True)
+                    joined([scaled(plane[h], scale, lifted=True) for plane in planes])
+                    for h, scale in enumerate(group.scales)
                 ]
                 add_products(k, totals[t], products, group, (x, t, number))
 
     def _dots(
         self, k: Kernel, group: Group, x: Activations, tokens: Sequence[int], number: Value
-    ) -> list[list[Value]]:
-        """Return the dots of each token, by half. Several chains of additions run side by side."""
+    ) -> list[list[list[Value]]]:
+        """Return the dots of each token, by plane and half.
+
+        All of them are chains of additions that run side by side. If they are too few to keep the
+        processor busy, each is summed in parts: integers are exact in any order.
+        """
         halves, bits = self.shape.halves, self.shape.code_bits
-        chains = max(halves, MINIMUM_CHAINS // len(tokens))
-        per_chain, per_half = CHUNKS // chains, chains // halves
-        dots = [
+        parts = max(MINIMUM_CHAINS // (len(tokens) * halves * self.planes), 1)
+        chunks = CHUNKS // (halves * parts)
+        zero = k.constant(i32.x(ROWS), 0)
+        chains = {
+            (t, p, h, n): zero if n else x.start(k, t, number, p, h)
+            for t in tokens
+            for p in range(self.planes)
+            for h in range(halves)
+            for n in range(parts)
+        }
+        for c, code in enumerate(group.codes):
+            half, n = divmod(c // chunks, parts)
+            for t in tokens:
+                for p in range(self.planes):
+                    activation = x.code(k, t, number, p * self.columns + c * CHUNK_COLUMNS)
+                    chain = chains[t, p, half, n]
+                    chains[t, p, half, n] = dot_u8_i8(chain, code, activation, bits)
+        return [
             [
-                k.constant(i32.x(ROWS), 0) if c % per_half else x.start(k, t, number, c // per_half)
-                for c in range(chains)
+                [_sum([chains[t, p, h, n] for n in range(parts)]) for h in range(halves)]
+                for p in range(self.planes)
             ]
             for t in tokens
-        ]
-        for c, code in enumerate(group.codes):
-            for dot, t in zip(dots, tokens, strict=True):
-                activation = x.code(k, t, number, c * CHUNK_COLUMNS)
-                dot[c // per_chain] = dot_u8_i8(dot[c // per_chain], code, activation, bits)
-        return [
-            [_sum(dot[first : first + per_half]) for first in range(0, chains, per_half)]
-            for dot in dots
         ]
 
 
