@@ -53,22 +53,23 @@ class Cache:
         shape = (self.blocks, 2, self.kv_heads, self.dtype.row_bytes(self.dim) * TOKENS)
         self.state = np.full(shape, 0xFF, np.uint8)
 
-    def write(self, block: int, slot: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Store one token's keys and values: (kv heads, dim) each."""
+    def write(self, block: int, first: int, k: np.ndarray, v: np.ndarray) -> None:
+        """Store keys and values of a block's tokens from `first` on: (tokens, kv heads, dim)."""
+        slots = slice(first, first + len(k))
         for part, values in enumerate((k, v)):
             for head in range(self.kv_heads):
-                self._write(self.state[block, part, head], part, slot, values[head])
+                self._write(self.state[block, part, head], part, slots, values[:, head])
 
-    def _write(self, data: np.ndarray, part: int, slot: int, values: np.ndarray) -> None:
+    def _write(self, data: np.ndarray, part: int, slots: slice, values: np.ndarray) -> None:
         dim = self.dim
         if self.dtype is not DType.Q8_0:
             stored = to_bf16(values) if self.dtype is DType.BF16 else values
-            self._cells(data.view(_TYPES[self.dtype]), part, dim)[:, slot] = stored
+            self._cells(data.view(_TYPES[self.dtype]), part, dim)[:, slots] = stored.T
             return
         codes, scales = to_q8_0(values)
         middle = TOKENS * dim
-        self._cells(data[:middle].view(np.int8), part, dim)[:, slot] = codes
-        self._cells(data[middle:].view(np.float16), part, dim // 32)[:, slot] = scales
+        self._cells(data[:middle].view(np.int8), part, dim)[:, slots] = codes.T
+        self._cells(data[middle:].view(np.float16), part, dim // 32)[:, slots] = scales.T
 
     @staticmethod
     def _cells(flat: np.ndarray, part: int, dim: int) -> np.ndarray:

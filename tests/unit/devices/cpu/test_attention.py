@@ -8,6 +8,7 @@ from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 from unit.devices.cpu.kv_cache import Cache, rounded
 
 from corral.devices.cpu.compile import KernelSpec
+from corral.devices.cpu.features import runnable
 from corral.devices.cpu.kernels.attention import (
     FIELDS,
     attention,
@@ -58,10 +59,18 @@ class Sequences:
             self.tables[n, : blocks[n]] = ids[sum(blocks[:n]) :][: blocks[n]]
             k, v = (random.standard_normal((length, *shape)).astype(np.float32) for _ in "kv")
             k *= 2
-            for t in range(length):
-                self.cache.write(self.tables[n, t // 32], t % 32, k[t], v[t])
+            self.write(n, 0, k, v)
             self.keys.append(rounded(k, case.dtype))
             self.values.append(rounded(v, case.dtype))
+
+    def write(self, sequence, first, k, v):
+        """Store tokens of a sequence from a position on."""
+        for t in range(len(k)):
+            position = first + t
+            block = self.tables[sequence, position // 32]
+            if t == 0 or position % 32 == 0:
+                end = t + 32 - position % 32
+                self.cache.write(block, position % 32, k[t:end], v[t:end])
 
     def exact(self, q, sequence, position):
         """Return the attention of one row: (heads, dim) → (heads, dim)."""
@@ -132,10 +141,13 @@ def test_every_type_of_state(target, dtype):
     check(target, case, [70], [(0, 69)])
 
 
-@TARGETS
+SHAPES = [(1, 1, 64), (4, 2, 80), (8, 2, 96), (16, 2, 128), (4, 1, 256), (14, 2, 64), (2, 2, 16)]
+
+
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"),
-    [(1, 1, 64), (4, 2, 80), (8, 2, 96), (16, 2, 128), (4, 1, 256), (14, 2, 64), (2, 2, 16)],
+    ("target", "heads", "kv_heads", "dim"),
+    [(HOST, *shape) for shape in SHAPES] + [(target, 7, 1, 80) for target in runnable()],
+    ids=lambda value: getattr(value, "path", None),
 )
 def test_every_shape_of_heads(target, heads, kv_heads, dim):
     """Groups from 1 to 8 query heads, all head sizes, tiles that are not full."""
@@ -168,7 +180,9 @@ def test_batches_mix_sequences(target):
 
 
 @TARGETS
-@pytest.mark.parametrize("case", [Case(), Case(window=33), Case(4, 4, 80), Case(dtype=DType.Q8_0)])
+@pytest.mark.parametrize(
+    "case", [Case(), Case(window=33), Case(4, 4, 80), Case(dtype=DType.Q8_0)], ids=str
+)
 def test_bits_depend_on_nothing_but_the_row(target, case):
     """A row alone, in chunks, in a batch, and for any threads with or without scratch."""
     sequences, length = Sequences(case, [333, 40]), 333
@@ -192,10 +206,8 @@ def test_tokens_after_a_row_change_nothing():
     case = Case()
     q = queries(case, 1)
     short, long = Sequences(case, [40]), Sequences(case, [64])
-    for t in range(40):
-        long.cache.write(long.tables[0, t // 32], t % 32, short.keys[0][t], short.values[0][t])
-    for t in range(40, 64):
-        long.cache.write(long.tables[0, 1], t % 32, long.keys[0][t] * 1e3, long.values[0][t])
+    long.write(0, 0, short.keys[0], short.values[0])
+    long.write(0, 40, long.keys[0][40:] * 1e3, long.values[0][40:])
     first = short.attend(HOST, q, [(0, 39)])
     assert np.array_equal(long.attend(HOST, q, [(0, 39)]), first)
 

@@ -53,7 +53,7 @@ def test_rows_land_in_their_slots(target, dtype, heads, dim, threads):
     actual, expected = (Cache(dtype, 6, heads, dim) for _ in range(2))
     append(target, actual, k, v, threads=threads)
     for row, (position, sequence) in enumerate(zip(POSITIONS, SEQUENCES, strict=True)):
-        values = (x[row].reshape(heads, dim) for x in (k, v))
+        values = (x[row].reshape(1, heads, dim) for x in (k, v))
         expected.write(TABLES[sequence, position // 32], position % 32, *values)
     assert np.array_equal(actual.state, expected.state)
 
@@ -63,5 +63,5 @@ def test_heads_may_be_a_multiple_of_16():
     k, v = keys_and_values(1, 2, 80)
     actual, expected = (Cache(DType.F16, 6, 2, 80) for _ in range(2))
     append(HOST, actual, k, v)
-    expected.write(TABLES[0, 0], 30, k[0].reshape(2, 80), v[0].reshape(2, 80))
+    expected.write(TABLES[0, 0], 30, k.reshape(1, 2, 80), v.reshape(1, 2, 80))
     assert np.array_equal(actual.state, expected.state)

@@ -9,7 +9,7 @@ It knows addresses of parts, and neither tables nor threads.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from corral.devices.cpu.features import Target
@@ -59,7 +59,7 @@ class Shape:
     def capacity(self) -> int:
         """Queries of a tile that fit on the stack, a multiple of 4."""
         converted = BLOCK_TOKENS * 4 * self.head_dim
-        each = 8 * self.head_dim + _SCORE_BYTES + 4 * LANES + 24
+        each = 8 * self.head_dim + _SCORE_BYTES + 4 * LANES + 28
         fitting = (_STACK_BYTES - converted) // each
         return max(self.group, min(_MOST_QUERIES, fitting // 12 * 12))
 
@@ -141,9 +141,11 @@ class Tile:
     sums: Value
     """F32 (query, 16): sums of weights, by lane."""
     greatest: Value
-    """F32 (query): greatest score so far."""
+    """F32 (query): greatest score of the blocks so far."""
     latest: Value
-    """F32 (query): greatest score of this block, then the factor of all before it."""
+    """F32 (query): greatest score of this block, then of this and all before."""
+    factors: Value
+    """F32 (query): what the sums of the blocks before are multiplied by."""
     positions: Value
     """i32 (query)."""
     totals: Value
@@ -156,8 +158,12 @@ class Tile:
         """Return a tile in the stack of the kernel."""
         dim, padded = shape.head_dim, -(-shape.capacity // LANES) * LANES
         words = {"queries": dim, "scores": BLOCK_TOKENS, "mixed": dim, "sums": LANES, "totals": 2}
-        words |= dict.fromkeys(("greatest", "latest", "positions"), 1)
+        words |= dict.fromkeys(("greatest", "latest", "factors", "positions"), 1)
         areas = {name: k.stack(padded * 4 * size) for name, size in words.items()}
+        for first in range(0, padded, LANES):
+            # They are read 16 at a time, and arithmetic on arbitrary bits is slow if denormal.
+            for name in ("greatest", "latest"):
+                k.store(areas[name] + 4 * first, k.constant(VECTOR, LEAST))
         return cls(k, shape, converted=k.stack(BLOCK_TOKENS * 4 * dim), **areas)
 
     def load_query(self, query: Value, x: Value, scale: Value, position: Value) -> None:
@@ -215,7 +221,8 @@ def attend(
     columns = tile.shape.head_dim
     matrix = keys(k, part, parts.keys, parts.next_keys)
     everything = k.constant(i64, 0), k.constant(i64, columns)
-    _score(tile, count, matrix if direct else _converted(tile, matrix, everything), direct)
+    stored = matrix if direct else _converted(tile, matrix, everything)
+    _score(tile, count, stored, limits, direct)
     _weigh(tile, count, seen, limits)
     matrix = values(k, part, parts.values, parts.next_values)
     tokens = seen.first, seen.last
@@ -235,8 +242,8 @@ def _converted(tile: Tile, matrix: Matrix, rows: tuple[Value, Value]) -> Matrix:
     return Matrix(k, f32, tile.converted, columns)
 
 
-def _score(tile: Tile, count: Value, matrix: Matrix, direct: bool) -> None:
-    """Write queries · keys."""
+def _score(tile: Tile, count: Value, matrix: Matrix, limits: Limits, direct: bool) -> None:
+    """Write queries · keys, capped."""
     k, dim = tile.kernel, tile.shape.head_dim
     zero, steps = k.constant(VECTOR, 0.0), (k.constant(i64, 0), k.constant(i64, dim))
 
@@ -244,6 +251,8 @@ def _score(tile: Tile, count: Value, matrix: Matrix, direct: bool) -> None:
         return zero
 
     def finish(query: Value, column: Value, value: Value) -> None:
+        if tile.shape.capped:
+            value = tanh(value / limits.softcap) * limits.softcap
         k.store(tile.scores + query * _SCORE_BYTES + column * 4, value)
 
     product = Product(matrix, tile.queries, 4 * dim, steps)
@@ -259,7 +268,7 @@ def _mix(
 
     def start(query: Value, column: Value) -> Value:
         before = k.load(VECTOR, tile.mixed + query * row_bytes + column * 4)
-        return before * k.load(f32, tile.latest + query * 4)
+        return before * k.load(f32, tile.factors + query * 4)
 
     def finish(query: Value, column: Value, value: Value) -> None:
         k.store(tile.mixed + query * row_bytes + column * 4, value)
@@ -316,37 +325,40 @@ class Product:
 def _weigh(tile: Tile, count: Value, seen: Visible, limits: Limits) -> None:
     """Turn scores into weights e^(score − greatest) and add the weights up."""
     k = tile.kernel
-    numbers = k.constant(i32.x(LANES), [float(n) for n in range(LANES)])
-    halves = [(4 * n, numbers + (seen.start + n)) for n in (0, LANES)]
     with k.range(0, count) as query:
-        scores = tile.scores + query * _SCORE_BYTES
-        position = k.load(i32, tile.positions + query * 4)
-        masked = []
-        for offset, tokens in halves:
-            score = _masked(tile.shape, k.load(VECTOR, scores + offset), tokens, position, limits)
-            k.store(scores + offset, score)
-            masked.append(score)
-        k.store(tile.latest + query * 4, reduce_maximum(maximum(*masked)))
+        scores = [score for _, score, _ in _scores(tile, query, seen, limits)]
+        k.store(tile.latest + query * 4, reduce_maximum(maximum(*scores)))
     with k.range(0, count, LANES) as query:
-        before = k.load(VECTOR, tile.greatest + query * 4)
-        greatest = maximum(k.load(VECTOR, tile.latest + query * 4), before)
-        k.store(tile.greatest + query * 4, greatest)
-        k.store(tile.latest + query * 4, exp_non_positive(before - greatest))
+        at = query * 4
+        before = k.load(VECTOR, tile.greatest + at)
+        greatest = maximum(k.load(VECTOR, tile.latest + at), before)
+        k.store(tile.latest + at, greatest)
+        k.store(tile.factors + at, exp_non_positive(before - greatest))
     with k.range(0, count) as query:
-        scores, sums = tile.scores + query * _SCORE_BYTES, tile.sums + query * (4 * LANES)
-        greatest = k.load(f32, tile.greatest + query * 4)
-        weights = [exp_non_positive(k.load(VECTOR, scores + at) - greatest) for at, _ in halves]
-        for (at, _), weight in zip(halves, weights, strict=True):
-            k.store(scores + at, weight)
-        factor = k.broadcast(VECTOR, tile.latest + query * 4)
+        greatest = k.load(f32, tile.latest + query * 4)
+        k.store(tile.greatest + query * 4, greatest)
+        weights = []
+        for address, score, visible in _scores(tile, query, seen, limits):
+            weights.append(select(visible, exp_non_positive(score - greatest), 0.0))
+            k.store(address, weights[-1])
+        sums, factor = tile.sums + query * (4 * LANES), k.load(f32, tile.factors + query * 4)
         k.store(sums, fma(k.load(VECTOR, sums), factor, weights[0] + weights[1]))
 
 
-def _masked(shape: Shape, score: Value, tokens: Value, position: Value, limits: Limits) -> Value:
-    """Return capped scores, −∞ where the token is not seen (whatever the slot holds)."""
-    if shape.capped:
-        score = tanh(score / limits.softcap) * limits.softcap
-    visible = tokens <= position
-    if shape.windowed:
-        visible = visible & (tokens > position - limits.window)
-    return select(visible, score, float("-inf"))
+def _scores(
+    tile: Tile, query: Value, seen: Visible, limits: Limits
+) -> Iterator[tuple[Value, Value, Value]]:
+    """Give the scores of a query, 16 at a time: address, scores, which are of tokens it sees.
+
+    Scores of others are −∞, whatever the slots hold.
+    """
+    k = tile.kernel
+    position = k.load(i32, tile.positions + query * 4)
+    for first in range(0, BLOCK_TOKENS, LANES):
+        numbers = k.constant(i32.x(LANES), [float(first + n) for n in range(LANES)])
+        tokens = numbers + seen.start
+        visible = tokens <= position
+        if tile.shape.windowed:
+            visible = visible & (tokens > position - limits.window)
+        address = tile.scores + query * _SCORE_BYTES + 4 * first
+        yield address, select(visible, k.load(VECTOR, address), float("-inf")), visible
