@@ -108,7 +108,8 @@ def _matmul(at: Binding, node: Tensor) -> Lowered:
         "scratch": at.buffers.scratch.address + plan.scratch.size_bytes,
         "scratch_stride": plan.workspace_bytes,
     }
-    spec = KernelSpec.of(matmul.matmul, layout=layout, columns=weight.columns)
+    planes = _planes(x) if x.dtype.is_activation else 1
+    spec = KernelSpec.of(matmul.matmul, layout=layout, columns=weight.columns, planes=planes)
     return spec, values, matmul.FIELDS
 
 
