@@ -17,6 +17,7 @@ from corral.devices.cpu.simd import (
     i8,
     i32,
     i64,
+    look_up,
     low_word,
     minimum,
     part,
@@ -101,11 +102,12 @@ def _decoded(k: Kernel, place: _Place) -> list[Value]:
     """Return the first and the last 16 values of a group."""
     layout = place.layout
     scales, offsets = _scales(k, place), _offsets(k, place)
+    numbers = _codes(k, place)
+    if layout.values is not None:
+        numbers = look_up(layout.values, numbers).bits(i8.x(GROUP))
     values = []
     for half in (0, 1):
-        codes = convert(convert(part(_codes(k, place), 16 * half, 16), i32), f32)
-        if layout.values is not None:
-            codes = _looked_up(k, part(_codes(k, place), 16 * half, 16), layout.values)
+        codes = convert(convert(part(numbers, 16 * half, 16), i32), f32)
         value = (codes - float(layout.zero)) * scales[half]
         values.append(value + offsets[half] if offsets else value)
     return values
@@ -138,17 +140,6 @@ def _top_bits(k: Kernel, address: Value, bits: int) -> Value:
     spread = shuffle(bytes_, [4 * (n // (4 * each)) + n % 4 for n in range(GROUP)])
     shifts = k.constant(u8.x(GROUP), [float(bits * (n // 4 % each)) for n in range(GROUP)])
     return ((spread >> shifts) & ((1 << bits) - 1)) << 4
-
-
-def _looked_up(k: Kernel, codes: Value, values: tuple[int, ...]) -> Value:
-    """Return the value of each 4-bit code: a tree of choices, one level a bit."""
-    lanes = codes.type.lanes
-    choices = [k.constant(f32.x(lanes), float(value)) for value in values]
-    for bit in range(4):
-        is_set = (codes & (1 << bit)).differs(0)
-        pairs = zip(choices[::2], choices[1::2], strict=True)
-        choices = [select(is_set, odd, even) for even, odd in pairs]
-    return choices[0]
 
 
 def _scales(k: Kernel, place: _Place) -> list[Value]:
