@@ -107,6 +107,7 @@ class Budget:
             elif isinstance(item, Containers):
                 total += 2 * _NODE * len(item)
                 check_length(total)
+                self.tick()
                 stack.extend(item)
                 if isinstance(item, dict):
                     stack.extend(item.values())
