@@ -38,7 +38,7 @@ _QUARTER = 4 * _ROWS
 """Bytes of a chunk: four columns of 16 rows."""
 
 
-def embed(k: Kernel, record: Value, thread: Value, threads: Value, dtype: str) -> None:
+def embed(k: Kernel, record: Value, thread: Value, threads: Value, *, dtype: str) -> None:
     """Write a row of the table for each token; `dtype` names the type the table has in its file.
 
     A token outside the table gives its last row.

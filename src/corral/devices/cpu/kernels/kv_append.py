@@ -19,7 +19,7 @@ next; heads of a row."""
 
 
 def kv_append(
-    k: Kernel, record: Value, thread: Value, threads: Value, head_dim: int, dtype: str
+    k: Kernel, record: Value, thread: Value, threads: Value, *, head_dim: int, dtype: str
 ) -> None:
     """Write rows of keys and values; `dtype` is the data type of the state.
 

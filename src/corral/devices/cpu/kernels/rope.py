@@ -35,7 +35,9 @@ x; bytes from a row to the next; heads of a row."""
 _DOUBLES = 8
 
 
-def rotations(k: Kernel, record: Value, thread: Value, threads: Value, has_factors: bool) -> None:
+def rotations(
+    k: Kernel, record: Value, thread: Value, threads: Value, *, has_factors: bool
+) -> None:
     """Write the cosines, then the sines, of position · frequency / factor, computed in F64."""
     a = k.fields(record, ROTATIONS_FIELDS)
     first, last = k.split(k.load(i64, a.count), thread, threads)
@@ -59,6 +61,7 @@ def rope(
     record: Value,
     thread: Value,
     threads: Value,
+    *,
     head_dim: int,
     turned: int,
     pairs: str,
