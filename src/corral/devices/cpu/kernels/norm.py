@@ -23,7 +23,8 @@ which may be x; bytes from a row to the next; groups in a row; columns of a grou
 NORM_QUANTIZE_FIELDS = (
     "x", "count", "weight", "out", "x_stride", "out_stride", "columns", "epsilon",
 )  # fmt: skip
-"""As NORM_FIELDS, with the whole row as the group (a multiple of 32) and coded rows as the result."""
+"""As NORM_FIELDS, with the whole row as the group (a multiple of 32) and coded rows as
+the result."""
 
 _CHAINS = 4
 """Sums that run side by side, to hide the latency of an addition."""
