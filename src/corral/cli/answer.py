@@ -46,7 +46,7 @@ def add_answer_options(parser: Parser) -> None:
     """Add what `AnswerOptions` holds."""
     group = parser.add_argument_group("answer")
     group.add_argument(
-        "-n", "--max-tokens", metavar="N", type=whole(1), help="longest answer (default: no limit)"
+        "-n", "--max-tokens", metavar="N", type=whole(0), help="longest answer (default: no limit)"
     )
     group.add_argument(
         "--stop",
@@ -136,16 +136,18 @@ def statistics_line(statistics: "GenerationStatistics", memory_bytes: int) -> st
     """Return what an answer took, on one line."""
     cached = f" ({statistics.cached_tokens} cached)" if statistics.cached_tokens else ""
     return (
-        f"{statistics.prompt_tokens} prompt tokens{cached} "
-        f"at {_rate(statistics.prefill_tokens_per_s)} · "
-        f"{statistics.generated_tokens} generated at {_rate(statistics.decode_tokens_per_s)} · "
+        f"{statistics.prompt_tokens} prompt tokens{cached}{_at(statistics.prefill_tokens_per_s)} · "
+        f"{statistics.generated_tokens} generated{_at(statistics.decode_tokens_per_s)} · "
         f"first after {statistics.time_to_first_token_s:.2f} s · "
         f"memory {format_bytes(memory_bytes)}"
     )
 
 
-def _rate(tokens_per_s: float) -> str:
-    return f"{tokens_per_s:,.{0 if tokens_per_s >= 100 else 1}f} tokens/s"
+def _at(tokens_per_s: float) -> str:
+    """Return the speed; nothing where too few tokens were computed to have one."""
+    if not tokens_per_s:
+        return ""
+    return f" at {tokens_per_s:,.{0 if tokens_per_s >= 100 else 1}f} tokens/s"
 
 
 def as_json(

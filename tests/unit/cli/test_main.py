@@ -53,7 +53,7 @@ def test_version(corral):
         (["rnu"], "there is no command 'rnu'; did you mean run?"),
         (["zzz"], "corral --help lists them"),
         (["run", "--nope", "x"], "unrecognized arguments: --nope; see corral run --help"),
-        (["run", "x", "-n", "many"], "'many' is no integer from 1"),
+        (["run", "x", "-n", "many"], "'many' is no integer from 0"),
         (["run", "x", "--temperature", "-1"], "'-1' is no number from 0 to 100"),
         (["run", "x", "--temperature", "nan"], "'nan' is no number"),
         (["run", "x", "--kv-type", "q2"], "invalid choice: 'q2'"),
