@@ -12,7 +12,7 @@ from corral.tensor.ops import Op
 RECORD_WORDS = 32
 """64-bit words of a record: a program row, then the fields of the widest kernel."""
 WORD_BYTES = 8
-SEGMENT_BLOCKS = 16
+SEGMENT_BLOCKS = 8
 """KV blocks of a segment of attention: what one thread computes and another may fold."""
 SEGMENT_BYTES = 64
 """Of a segment, before its sums: its greatest score and its sum of weights."""

@@ -25,6 +25,7 @@ from corral.devices.cpu.simd import (
     minimum,
     select,
 )
+from corral.devices.cpu.traits import SEGMENT_BLOCKS
 from corral.kv.spec import BLOCK_TOKENS
 from corral.quant.types import DType
 
@@ -37,9 +38,6 @@ FIELDS = (
 positions and sequences (rows of the tables) of each row and i32 tables of block ids; bytes from a
 row to the next; kv heads; an F32 scale; positions a row sees; an F32 cap; scratch for segments and
 its size, which may be 0."""
-
-SEGMENT_BLOCKS = 8
-"""Blocks of a segment; its first is a multiple of it."""
 
 
 def partials_bytes(rows: int, heads: int, head_dim: int, blocks: int) -> int:

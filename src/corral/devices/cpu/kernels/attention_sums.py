@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from corral.devices.cpu.kernels.columns import LANES, VECTOR
 from corral.devices.cpu.simd import Kernel, Value, f32, fma, maximum
 from corral.devices.cpu.simd.functions import exp_non_positive
+from corral.devices.cpu.traits import SEGMENT_BYTES
 
 LEAST = -1e30
 """Greatest score of a query that has seen nothing: finite, so that differences are numbers."""
 
-_MIXED_OFFSET = 64
-
 
 def stored_bytes(head_dim: int) -> int:
     """Return the bytes of sums in memory."""
-    return _MIXED_OFFSET + 4 * head_dim
+    return SEGMENT_BYTES + 4 * head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Sums:
     def load(cls, k: Kernel, head_dim: int, address: Value) -> "Sums":
         """Return what `store` wrote."""
         greatest, weight = k.load(f32, address), k.load(f32, address + 4)
-        return cls(k, head_dim, greatest, weight, address + _MIXED_OFFSET)
+        return cls(k, head_dim, greatest, weight, address + SEGMENT_BYTES)
 
     def store(self, address: Value) -> None:
         """Write the sums to `stored_bytes` of memory."""
@@ -45,7 +44,7 @@ class Sums:
         k.store(address, self.greatest)
         k.store(address + 4, self.weight)
         with k.range(0, 4 * self.head_dim, 4 * LANES) as at:
-            k.store(address + (at + _MIXED_OFFSET), k.load(VECTOR, self.mixed + at))
+            k.store(address + (at + SEGMENT_BYTES), k.load(VECTOR, self.mixed + at))
 
 
 @dataclass(frozen=True, slots=True)
