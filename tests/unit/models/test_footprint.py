@@ -115,10 +115,10 @@ def by_hand(sizes, limits):
     kv_bytes, kv_elements = KV_BYTES[limits.kv_type]
     position = 2 * kv // kv_elements * kv_bytes
     # The arena is fullest when the feed-forward block is gated: the residual, the rotations, gate
-    # and up in F32, and their product as codes with a scale and a sum for each 32; or, when rows
-    # are few, at the logits.
+    # and up in F32, and their product as 8-bit codes with a scale and a sum for each 32; or, when
+    # rows are few, at the logits, which are made of 16-bit codes.
     gated = rows * (4 * s.width + 4 * s.head_dim + 8 * s.ffn + s.ffn + s.ffn // 32 * 8)
-    logits = outputs * (4 * s.vocabulary + s.width + s.width // 32 * 8)
+    logits = outputs * (4 * s.vocabulary + 2 * s.width + s.width // 32 * 8)
     # Beside the values lie each worker's columns of the widest product, and for each sequence and
     # head the sums of attention over each 16 blocks.
     workspace = CPU_TRAITS.workers * (128 * 1024 + 32 * s.ffn)
