@@ -8,6 +8,7 @@ What is cached is used without asking the hub. This is the only home of huggingf
 errors are translated here.
 """
 
+import inspect
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -176,8 +177,10 @@ def _download(wanted: Reference, progress: Progress | None) -> Path:
         from huggingface_hub import HfApi, hf_hub_download
 
         files = choose(HfApi().list_repo_files(wanted.repository), wanted)
-        bar = _reporting_bar(progress)
-        paths = [hf_hub_download(wanted.repository, file, tqdm_class=bar) for file in files]
+        options: dict[str, Any] = {}
+        if "tqdm_class" in inspect.signature(hf_hub_download).parameters:  # since 1.1
+            options["tqdm_class"] = _reporting_bar(progress)
+        paths = [hf_hub_download(wanted.repository, file, **options) for file in files]
     return Path(paths[0])
 
 

@@ -121,6 +121,14 @@ def test_downloads_and_reports(hub, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_older_versions_download_without_reports(hub, monkeypatch):
+    """Versions of the library that take no progress bar are used all the same."""
+    hub.files = TWO
+    path = hub.snapshot / "m-Q4_K_M.gguf"
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, file: str(path))
+    assert huggingface.fetch("owner/repo") == path
+
+
 @pytest.mark.parametrize("name", ["owner/repo", "owner/repo:Q4_K_M", "owner/repo/m-Q4_K_M.gguf"])
 def test_uses_the_cache_without_asking(hub, name):
     """A cached model is used without a word to the hub."""
