@@ -61,13 +61,25 @@ def load_model(
         ModelError: if the file is at fault.
         OutOfMemory: if it does not fit; nothing was allocated.
     """
+    with open_model(path) as file:
+        return load_file(file, limits, device, ledger, progress=progress)
+
+
+def load_file(
+    file: ModelFile,
+    limits: Limits,
+    device: Device,
+    ledger: Ledger,
+    *,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model from an open file, which may be closed afterwards; raises as `load_model`."""
     with ExitStack() as stack:
-        file = stack.enter_context(open_model(path))
         design = design_model(file.metadata, file.tensors, limits, device.traits)
         closing = ExitStack()
         failure = stack.enter_context(ExitStack())
         failure.callback(closing.close)
-        owner = path.name
+        owner = file.path.name
         buffers = _allocate(design, owner, device, ledger, closing)
         backend = device.backend()
         closing.callback(backend.close)

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from corral.devices.base import Progress
 from corral.engine.answers import Answers
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
-from corral.engine.load import LoadedModel, load_model
+from corral.engine.load import LoadedModel, load_file
 from corral.engine.metrics import (
     EngineStatistics,
     GenerationStatistics,
@@ -121,19 +122,18 @@ class Model:
             ModelError: if the file is at fault.
             OutOfMemory: if it does not fit; nothing of it is left.
         """
-        path = resolve(str(name))
-        with open_model(path) as file:
+        path, ledger = resolve(str(name)), Ledger()
+        with ExitStack() as stack, open_model(path) as file, ThreadPoolExecutor(1) as beside:
             metadata = file.metadata
-        limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
-        tokenizer = Tokenizer.from_metadata(metadata.plain())
-        ledger = Ledger()
-        with ExitStack() as stack:
+            limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
+            tokenizer = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
             on = registry.open(device, threads=threads)
             stack.callback(on.close)
-            loaded = load_model(path, limits, on, ledger, progress=progress)
+            loaded = load_file(file, limits, on, ledger, progress=progress)
             stack.callback(loaded.close)
+            words = tokenizer.result()
             closing = stack.pop_all()
-        return cls(loaded, metadata, tokenizer, name=path.name, ledger=ledger, closing=closing)
+        return cls(loaded, metadata, words, name=path.name, ledger=ledger, closing=closing)
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""

@@ -47,24 +47,10 @@ class Plan:
     """Every scratch value to the value whose bytes it uses."""
     staging: StagingLayout
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Scratch of one worker, enough for the widest matrix product."""
-        products = (n for n in self.graph if n.op in (Op.MATMUL, Op.MATMUL_ADD))
-        widest = max((node.sources[0].columns for node in products), default=0)
-        size = self.traits.workspace_bytes + widest * self.traits.workspace_bytes_per_column
-        return align(size, self.traits.alignment)
-
-    @property
-    def segments_bytes(self) -> int:
-        """Scratch for segments of attention, one row of each sequence."""
-        if self.traits.segment_blocks == 0:
-            return 0
-        shapes = self.graph.shape_class
-        segments = -(-shapes.blocks // self.traits.segment_blocks) * shapes.sequences
-        attends = (n.attributes for n in self.graph if isinstance(n.attributes, Attend))
-        sizes = (a.heads * (self.traits.segment_bytes + 4 * a.head_dim) for a in attends)
-        return align(segments * max(sizes, default=0), self.traits.alignment)
+    workspace_bytes: int
+    """Scratch of one worker, enough for the widest matrix product."""
+    segments_bytes: int
+    """Scratch for segments of attention, one row of each sequence."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -92,7 +78,32 @@ def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
     """Plan one graph for one kind of device."""
     lives = liveness(graph)
     scratch = place(lives.intervals, traits.alignment)
-    return Plan(graph, traits, scratch, lives.owner, _place_staging(graph, traits))
+    return Plan(
+        graph,
+        traits,
+        scratch,
+        lives.owner,
+        _place_staging(graph, traits),
+        _workspace_bytes(graph, traits),
+        _segments_bytes(graph, traits),
+    )
+
+
+def _workspace_bytes(graph: Graph, traits: DeviceTraits) -> int:
+    products = (node for node in graph if node.op in (Op.MATMUL, Op.MATMUL_ADD))
+    widest = max((node.sources[0].columns for node in products), default=0)
+    size = traits.workspace_bytes + widest * traits.workspace_bytes_per_column
+    return align(size, traits.alignment)
+
+
+def _segments_bytes(graph: Graph, traits: DeviceTraits) -> int:
+    if traits.segment_blocks == 0:
+        return 0
+    shapes = graph.shape_class
+    segments = -(-shapes.blocks // traits.segment_blocks) * shapes.sequences
+    attends = (node.attributes for node in graph if isinstance(node.attributes, Attend))
+    sizes = (a.heads * (traits.segment_bytes + 4 * a.head_dim) for a in attends)
+    return align(segments * max(sizes, default=0), traits.alignment)
 
 
 def _place_staging(graph: Graph, traits: DeviceTraits) -> StagingLayout:

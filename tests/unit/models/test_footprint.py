@@ -120,9 +120,10 @@ def by_hand(sizes, limits):
     gated = rows * (4 * s.width + 4 * s.head_dim + 8 * s.ffn + s.ffn + s.ffn // 32 * 8)
     logits = outputs * (4 * s.vocabulary + 2 * s.width + s.width // 32 * 8)
     # Beside the values lie each worker's columns of the widest product, and for each sequence and
-    # head the sums of attention over each 16 blocks.
+    # head the sums of attention over each segment of blocks.
     workspace = CPU_TRAITS.workers * (128 * 1024 + 32 * s.ffn)
-    segments = limits.parallel * -(-blocks // 16) * s.heads * (64 + 4 * s.head_dim)
+    segments = limits.parallel * -(-blocks // CPU_TRAITS.segment_blocks)
+    sums = segments * s.heads * (64 + 4 * s.head_dim)
     tables = limits.parallel * blocks * 4
     staging = 64 + 3 * lines(rows * 4) + lines(tables) + lines(outputs * 4)
     # norm, q, k, v, two ropes, append, attention (two), codes, output; norm, gate, up, gated, down;
@@ -131,7 +132,7 @@ def by_hand(sizes, limits):
     return {
         Lifetime.WEIGHTS: pages(s.layers * layer + ends + frequencies),
         Lifetime.STATE: pages(s.layers * limits.parallel * blocks * 32 * position),
-        Lifetime.SCRATCH: pages(max(gated, logits) + workspace + segments),
+        Lifetime.SCRATCH: pages(max(gated, logits) + workspace + sums),
         Lifetime.STAGING: pages(staging),
         Lifetime.RECORDS: pages(records * 256),
         Lifetime.CONTEXT: 0,

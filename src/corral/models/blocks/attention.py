@@ -38,7 +38,8 @@ def attention(
     def project(part: str, heads: int) -> Tensor:
         weight = weights.get(f"{prefix}{part}.weight", heads * dim, hyper.width)
         bias = weights.find(f"{prefix}{part}.bias", heads * dim)
-        return g.matmul(f"{part}.{i}", x, weight, bias)
+        # Errors in values go straight to the output, and these products are a small part of all.
+        return g.matmul(f"{part}.{i}", x, weight, bias, is_precise=True)
 
     def turn(part: str, value: Tensor) -> Tensor:
         if style.norms:

@@ -19,4 +19,5 @@ def logits(g: GraphBuilder, x: Tensor, weights: Weights, hyper: Hyper) -> Tensor
     norm = weights.get("output_norm.weight", hyper.width)
     x = g.rms_norm("output_norm", x, norm, hyper.epsilon)
     name = "output.weight" if weights.has("output.weight") else EMBEDDING
-    return g.matmul("logits", x, weights.get(name, hyper.vocabulary, hyper.width))
+    weight = weights.get(name, hyper.vocabulary, hyper.width)
+    return g.matmul("logits", x, weight, is_precise=True)
