@@ -19,6 +19,7 @@ from typing import IO
 
 from corral.devices.cpu.compile import KernelSpec, object_code
 from corral.devices.cpu.features import Dot, Target
+from corral.devices.cpu.traits import usable_processors
 from corral.errors import CompileError
 
 Job = tuple[KernelSpec, str]
@@ -64,8 +65,7 @@ def compile_all(
 
 def _helper_count(jobs: int, processes: int | None) -> int:
     if processes is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        processes = len(affinity(0)) if affinity else os.cpu_count() or 1
+        processes = usable_processors()
     if not sys.executable or jobs < _HELPERS_FROM:
         return 0
     return max(min(processes, jobs) - 1, 0)

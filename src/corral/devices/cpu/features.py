@@ -43,6 +43,11 @@ class Target:
     """Whether int8 tiles are multiplied by the tile unit."""
 
     @property
+    def is_arm(self) -> bool:
+        """Whether NEON intrinsics exist."""
+        return self.triple.startswith(("aarch64", "arm64"))
+
+    @property
     def is_x86(self) -> bool:
         """Whether x86 intrinsics exist."""
         return self.triple.startswith("x86_64")
@@ -51,62 +56,52 @@ class Target:
 _REQUEST_TILE_REGISTERS = (158, 0x1023, 18)
 """arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) on x86-64."""
 
+_AVX2 = "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe"
+_AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd," + _AVX2
 _LESSER = {
-    "avx512": ("skylake-avx512", 512, Dot.MADD_512),
-    "avxvnni": ("alderlake", 256, Dot.VNNI_256),
-    "avx2": ("haswell", 256, Dot.MADD_256),
-    "portable": ("x86-64", 128, Dot.PORTABLE),
+    "avx512": ("x86-64-v3", _AVX512, 512, Dot.MADD_512),
+    "avxvnni": ("x86-64-v3", "+avxvnni," + _AVX2, 256, Dot.VNNI_256),
+    "avx2": ("x86-64-v3", _AVX2, 256, Dot.MADD_256),
+    "portable": ("x86-64", "", 128, Dot.PORTABLE),
 }
-_NEEDED = {
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c", "bmi2"},
-    "avxvnni": {"avx2", "avxvnni", "fma", "f16c", "bmi2"},
-    "avx2": {"avx2", "fma", "f16c", "bmi2"},
-    "portable": set[str](),
-}
-_AVX2_FEATURES = "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe"
-_FEATURES = {
-    "avx512": "+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd," + _AVX2_FEATURES,
-    "avxvnni": "+avxvnni," + _AVX2_FEATURES,
-    "avx2": _AVX2_FEATURES,
-    "portable": "",
-}
-
-
-def _present(features: dict[str, bool]) -> set[str]:
-    return {name for name, present in features.items() if present}
-
-
-def _x86_target(triple: str, path: str) -> Target:
-    cpu, bits, dot = _LESSER[path]
-    simd = path != "portable"
-    base = "x86-64-v3" if simd else cpu
-    return Target(path, triple, base, _FEATURES[path], bits, dot, fused=simd, half=simd)
-
-
-def _host_x86(triple: str, present: set[str], features: str) -> Target | None:
-    needed = _NEEDED["avx512"] | {"avx512vnni"}
-    if not needed <= present:
-        return None
-    cpu = llvm.get_host_cpu_name()
-    return Target("avx512vnni", triple, cpu, features, 512, Dot.VNNI_512, True, True)
+"""Instruction sets of x86-64 below the host's own: processor, features, vector bits, dot."""
 
 
 @functools.cache
 def runnable() -> tuple[Target, ...]:
     """Return every target whose code this machine can run, the best first."""
-    triple = llvm.get_process_triple()
-    host_features = llvm.get_host_cpu_features()
-    present, features = _present(host_features), host_features.flatten()
+    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
+    features = llvm.get_host_cpu_features()
+    present = {name for name, is_present in features.items() if is_present}
     if not triple.startswith("x86_64"):
-        neon = triple.startswith(("aarch64", "arm64"))
-        dot = Dot.NEON if neon and "dotprod" in present else Dot.PORTABLE
-        cpu = llvm.get_host_cpu_name()
-        return (Target("host", triple, cpu, features, 128, dot, fused=neon, half=neon),)
-    best = _host_x86(triple, present, features)
-    lesser = tuple(_x86_target(triple, path) for path in _LESSER if _NEEDED[path] <= present)
-    if best and {"amx-tile", "amx-int8"} <= present and _tile_registers_allowed():
-        return (replace(best, path="amx", amx=True), best, *lesser)
-    return (best, *lesser) if best else lesser
+        return (_other(triple, cpu, present, features.flatten()),)
+    own: tuple[Target, ...] = ()
+    if _names(_AVX512) | {"avx512vnni"} <= present:
+        best = Target(
+            "avx512vnni", triple, cpu, features.flatten(), 512, Dot.VNNI_512, fused=True, half=True
+        )
+        own = (best,)
+        if {"amx-tile", "amx-int8"} <= present and _tile_registers_allowed():
+            own = (replace(best, path="amx", amx=True), best)
+    return own + tuple(
+        Target(path, triple, base, flags, bits, dot, fused=bits > 128, half=bits > 128)
+        for path, (base, flags, bits, dot) in _LESSER.items()
+        if _names(flags) <= present
+    )
+
+
+def _names(flags: str) -> set[str]:
+    return {flag[1:] for flag in flags.split(",") if flag}
+
+
+def _other(triple: str, cpu: str, present: set[str], features: str) -> Target:
+    arm = triple.startswith(("aarch64", "arm64"))
+    # macOS does not tell features; all of its 64-bit processors but the first few have the dot.
+    dots = arm and ("dotprod" in present or cpu.startswith("apple-m"))
+    if dots and "dotprod" not in present:
+        features = ",".join(filter(None, (features, "+dotprod")))
+    dot = Dot.NEON if dots else Dot.PORTABLE
+    return Target("neon" if arm else "portable", triple, cpu, features, 128, dot, arm, arm)
 
 
 def _tile_registers_allowed() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from corral.devices.closing import Closing
 from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.kernels import team as native
-from corral.devices.cpu.traits import CPU_TRAITS
+from corral.devices.cpu.traits import CPU_TRAITS, usable_processors
 
 _SPECS = {
     name: KernelSpec.of(emit)
@@ -136,12 +136,6 @@ class _Shared:
         self._stopped = True
         self._set(native.STOP, 1)
         self.start(0, 0)
-
-
-def usable_processors() -> int:
-    """Return how many processors this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _yield_function() -> Any:

@@ -6,8 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from corral.devices.cpu.compile import Compiler, KernelSpec, kernel_key
-from corral.devices.cpu.features import host, runnable
+from corral.devices.cpu.compile import Compiler, KernelSpec, assembly, kernel_key
+from corral.devices.cpu.features import Dot, Target, host, runnable
+from corral.devices.cpu.kernels.matmul import matmul
 from corral.devices.cpu.object_cache import ObjectCache
 from corral.devices.cpu.simd import Kernel, Value, i64
 from corral.errors import Closed, CompileError, ResourceError
@@ -149,3 +150,16 @@ def test_no_pickle_and_no_leftovers(tmp_path):
     compiler.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == sorted(f"{kernel_key(spec, host())}.o" for spec in specs(2))
+
+
+def test_code_for_other_processors():
+    """64-bit Arm gets its dot product, although it cannot run here."""
+    features = "+neon,+dotprod"
+    target = Target(
+        "neon", "aarch64-unknown-linux-gnu", "neoverse-n1", features, 128, Dot.NEON, True, True
+    )
+    spec = KernelSpec.of(matmul, layout="int4_half_offset", columns=64)
+    lines = assembly(spec.text(target, "kernel"), target).splitlines()
+    assert any("sdot" in line for line in lines)
+    called = {line.split()[-1] for line in lines if line.split()[:1] == ["bl"]}
+    assert all(name.startswith(("tile", "full")) for name in called)  # nothing of any library

@@ -30,6 +30,7 @@ CHUNK_COLUMNS = 4
 CHUNK_BYTES = CHUNK_COLUMNS * ROWS
 CHUNKS = GROUP // CHUNK_COLUMNS
 FLOATS_BYTES = 4 * ROWS
+_AHEAD_BYTES = 6144
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ def each_group(
     """Repeat the body for each group of the row block at an address, read into registers."""
     if not layout.has_spans:
         with k.range(0, columns // GROUP) as number:
-            yield number, _read(k, layout, block + number * layout.group_bytes(ROWS), [])
+            at = block + number * layout.group_bytes(ROWS)
+            _look_ahead(k, layout, at)
+            yield number, _read(k, layout, at, [])
         return
     supers_bytes = 2 * ROWS * (2 if layout.has_offset else 1)
     with k.range(0, columns // SPAN) as span:
@@ -89,7 +92,14 @@ def each_group(
             supers.append(_halves(k, start + 2 * ROWS))
         with k.range(0, SPAN // GROUP) as number:
             at = start + supers_bytes + number * layout.group_bytes(ROWS)
+            _look_ahead(k, layout, at)
             yield span * (SPAN // GROUP) + number, _read(k, layout, at, supers)
+
+
+def _look_ahead(k: Kernel, layout: PackedLayout, group: Value) -> None:
+    """Ask for what comes later in the stream; processors by themselves do not look far enough."""
+    for line in range(0, layout.group_bytes(ROWS), 64):
+        k.prefetch(group + (_AHEAD_BYTES + line), 2)
 
 
 def _halves(k: Kernel, address: Value) -> Value:

@@ -90,26 +90,26 @@ def exp(x: Value) -> Value:
     return select(x > _EXP_GREATEST, float("inf"), result)
 
 
-_LOOK_UP = {
-    64: ("llvm.x86.avx512.pshuf.b.512", "+avx512bw"),
-    32: ("llvm.x86.avx2.pshuf.b", "+avx2"),
-    16: ("llvm.aarch64.neon.tbl1.v16i8", "+neon"),
-}
+_LOOK_UPS = (
+    (64, "llvm.x86.avx512.pshuf.b.512", "+avx512bw"),
+    (32, "llvm.x86.avx2.pshuf.b", "+avx2"),
+    (16, "llvm.x86.ssse3.pshuf.b.128", "+avx2"),
+)
 
 
 def look_up(table: Sequence[int], index: Value) -> Value:
     """Return table[i] for each i of a vector of u8 below 16; the table has 16 numbers."""
-    lanes, features = index.type.lanes, index.kernel.target.features
-    name, needed = _LOOK_UP.get(lanes, ("", "none"))
-    if needed in features:
-        repeats = lanes // 16 if name.startswith("llvm.x86") else 1
-        numbers = u8.x(lanes).constant([float(n & 255) for n in table] * repeats)
-        entries = Value(index.kernel, index.type, numbers)
-        return index.kernel.intrinsic(name, index.type, [entries, index])
+    lanes, target = index.type.lanes, index.kernel.target
+    instructions = {size: name for size, name, needed in _LOOK_UPS if needed in target.features}
+    if target.is_arm:
+        instructions = {16: "llvm.aarch64.neon.tbl1.v16i8"}
+    if lanes in instructions:
+        numbers = [float(entry & 255) for entry in table] * (lanes // 16)
+        entries = Value(index.kernel, index.type, u8.x(lanes).constant(numbers))
+        return index.kernel.intrinsic(instructions[lanes], index.type, [entries, index])
     if lanes > 16:
-        half = lanes // 2
-        parts = [part(index, first, half) for first in (0, half)]
-        return concatenate(look_up(table, parts[0]), look_up(table, parts[1]))
+        halves = [part(index, first, lanes // 2) for first in (0, lanes // 2)]
+        return concatenate(look_up(table, halves[0]), look_up(table, halves[1]))
     result = index.like(table[0] & 255)
     for number, entry in enumerate(table[1:], 1):
         result = select(index.equals(number), entry & 255, result)

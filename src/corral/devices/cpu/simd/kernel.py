@@ -343,7 +343,7 @@ class Kernel:
         """Tell the processor that this is a spinning wait."""
         if self.target.is_x86:
             self.intrinsic("llvm.x86.sse2.pause", None, [])
-        elif self.target.triple.startswith(("aarch64", "arm64")):
+        elif self.target.is_arm:
             self.intrinsic("llvm.aarch64.hint", None, ["i32 1"])
 
 
