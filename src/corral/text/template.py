@@ -181,7 +181,7 @@ class ChatTemplate:
         if self._form is None:
             text = self._probe(_PROBE)
             parts = self._probe([{"type": "text", "text": _PROBE}])
-            if parts and "type" not in parts:  # it was not written as a list
+            if parts and "'text'" not in parts and '"text"' not in parts:  # not written as a list
                 self._form = ContentForm.BOTH if text else ContentForm.PARTS
             else:
                 self._form = ContentForm.TEXT
@@ -230,7 +230,7 @@ class ChatTemplate:
         except TemplateError:
             return None
         before, found, after = text.partition(_PROBE)
-        return before[-20:] + found + after[:20] if found else None
+        return before[-40:] + found + after[:40] if found else None
 
     def _adapted(self, messages: Sequence[Message]) -> list[Message]:
         """Give every content the form the template was written for."""

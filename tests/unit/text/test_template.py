@@ -155,8 +155,9 @@ def test_chatml():
 
 
 def test_llama3():
-    """Llama 3: slices, trimming, the date and tool calls."""
+    """Llama 3: slices, trimming, the date and tool calls; contents are texts."""
     template = ChatTemplate(LLAMA3, bos_token="<s>", now=lambda: datetime(2026, 7, 4))
+    assert template.content_form is ContentForm.TEXT
     call = {"function": {"name": "add", "arguments": {"a": 1, "b": "é"}}}
     text = template.render(
         [
