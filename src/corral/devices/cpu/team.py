@@ -26,10 +26,13 @@ _SPECS = {
 }
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
+_STEAL_SECONDS = 5e-6
+"""A thread waits this long before it does what others have not begun: longer than they differ."""
 _POLITE_SECONDS = 50e-6
 """A thread spins this long before it lets others have the processor."""
 _IDLE_SECONDS = 2e-3
 """A worker waits this long for the next program before it sleeps: longer than sampling takes."""
+_LEAST_ROWS = 1024
 _CALIBRATION_SECONDS = 1e-3
 
 
@@ -88,9 +91,12 @@ class _Shared:
         self._address = ctypes.addressof(self._words)
         self._wake = [threading.Semaphore(0) for _ in range(threads)]
         self._stopped = False
+        self._flags: list[ctypes.Array[ctypes.c_char]] = []
+        self._set(native.FIRST, 1)
         rate = self._ticks_per_second()
         self._set(native.ROW_BYTES, row_bytes)
         self._set(native.NUM_THREADS, threads)
+        self._set(native.STEAL_TICKS, int(_STEAL_SECONDS * rate))
         self._set(native.POLITE_TICKS, int(_POLITE_SECONDS * rate))
         self._set(native.IDLE_TICKS, int(_IDLE_SECONDS * rate))
         self._yield = _yield_function()
@@ -111,6 +117,10 @@ class _Shared:
 
     def start(self, program: int, count: int) -> None:
         """Publish a program and wake who sleeps."""
+        if not self._flags or count > len(self._flags[-1]):
+            # A late thread may still read the old table: it stays as long as the team.
+            self._flags.append(ctypes.create_string_buffer(max(2 * count, _LEAST_ROWS)))
+            self._set(native.FLAGS, ctypes.addressof(self._flags[-1]))
         self._functions["start"](self._address, program, count)
         if self._words[native.SLEEPERS // 8]:
             for thread in range(1, self._threads):

@@ -11,7 +11,7 @@ from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.features import host
 from corral.devices.cpu.kernels.team import NO_BARRIER
 from corral.devices.cpu.simd import Kernel, Value, i64
-from corral.devices.cpu.team import ThreadTeam
+from corral.devices.cpu.team import ThreadTeam, _Shared
 from corral.errors import Closed
 
 ROW_WORDS = 4
@@ -116,3 +116,18 @@ def test_a_forgotten_team_warns(compiler):
     shared.stop()
     for worker in workers:
         worker.join()
+
+
+def test_nobody_waits_for_a_thread_that_does_not_come(compiler):
+    """Shares of threads that get no processor are done by the others, each once."""
+    team = ThreadTeam(compiler, 1)
+    functions = team._shared._functions
+    team.close()
+    shared = _Shared(4, 8 * ROW_WORDS, functions)  # four shares, and only the caller to do them
+    for _ in range(3):
+        program, _records, values = chain(compiler, 4, 6)
+        program[2, 2] = program[3, 2] = NO_BARRIER
+        shared.start(program.ctypes.data, 6)
+        shared.take_part()
+        assert (values[3, :, 0] == 1 + 4 * values[2, 0, 0]).all()
+        assert (values[1:, :, 0] > 0).all()

@@ -323,6 +323,13 @@ class Kernel:
         pointer = self._pointer(address)
         return self.emit(value.type, f"atomicrmw xchg ptr {pointer}, {value.typed} seq_cst")
 
+    def compare_exchange(self, address: Value, old: Value, new: Value) -> Value:
+        """Write a shared integer if it is `old`; return whether it was."""
+        pointer, pair = self._pointer(address), f"{{ {old.type.llvm}, i1 }}"
+        exchange = f"cmpxchg ptr {pointer}, {old.typed}, {new.typed} seq_cst seq_cst"
+        both = self.emit(old.type, exchange)
+        return self.emit(boolean, f"extractvalue {pair} {both.text}, 1")
+
     def load_acquire(self, of: Type, address: Value) -> Value:
         """Read a shared integer; what its writer wrote before is seen from here on."""
         pointer = self._pointer(address)
