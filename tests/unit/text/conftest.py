@@ -5,14 +5,12 @@ import lzma
 from pathlib import Path
 
 import pytest
+from golden import GOLDEN
+from smollm2 import demo_path
 
 from corral.gguf.reader import read_header
 from corral.gguf.values import Array
 from corral.text.tokenizer import Tokenizer
-
-GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
-DEMO_MODELS = Path.home() / ".cache" / "corral" / "models"
-DEMO_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def plain_metadata(path):
@@ -47,10 +45,10 @@ def golden_texts():
 @pytest.fixture(scope="session")
 def demo_metadata():
     """Return the metadata of the demo model, or skip."""
-    found = sorted(DEMO_MODELS.rglob(DEMO_NAME)) if DEMO_MODELS.is_dir() else []
-    if not found:
-        pytest.skip("the demo model is not in the local cache")
-    return plain_metadata(found[0])
+    path = demo_path()
+    if path is None:
+        pytest.skip("the demo model is not in the cache: corral pull demo")
+    return plain_metadata(path)
 
 
 @pytest.fixture(scope="session")
