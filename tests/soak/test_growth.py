@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 DEVICE = "cpu"
 PROMPT = "Once upon"
 SAMPLES = 200
-BYTES_A_TOKEN = 128
-"""What an answer may grow by while it lasts: its tokens are kept, as Python's integers."""
+BYTES_A_TOKEN = 40
+"""What an answer may grow by while it lasts: its tokens are kept, each an integer in a list."""
 BYTES_A_TOKEN_OVER_ANSWERS = 8
 """What may be left of answers that have ended: page-sized noise over thousands of tokens."""
 
