@@ -2,15 +2,6 @@
 
 import numpy as np
 import pytest
-
-from corral.devices import registry
-from corral.engine.batch import Rows
-from corral.engine.engine import Engine
-from corral.engine.load import load_model
-from corral.engine.runner import Runner
-from corral.engine.sequence import Sequence
-from corral.memory.ledger import Ledger
-from corral.models.footprint import Limits
 from golden import (
     FAMILIES,
     GOLDEN,
@@ -20,6 +11,15 @@ from golden import (
     nmse,
     write_architecture,
 )
+
+from corral.devices import registry
+from corral.engine.batch import Rows
+from corral.engine.engine import Engine
+from corral.engine.load import load_model
+from corral.engine.runner import Runner
+from corral.engine.sequence import Sequence
+from corral.memory.ledger import Ledger
+from corral.models.footprint import Limits
 
 pytestmark = needs_golden
 
