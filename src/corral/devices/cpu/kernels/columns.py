@@ -50,6 +50,20 @@ def each_vector(
 
 
 @contextmanager
+def own_runs(
+    k: Kernel, rows: Value, runs: Value, thread: Value, threads: Value
+) -> Iterator[tuple[Value, Value, Value]]:
+    """Run the body for every row with a thread's own columns: (row, first run, last run + 1).
+
+    These are the columns that the same thread computed in the matrix product before, so they are
+    still in its own cache.
+    """
+    first, last = k.split(runs, thread, threads)
+    with k.range(0, rows) as row:
+        yield row, first, last
+
+
+@contextmanager
 def shared_runs(
     k: Kernel, rows: Value, runs: Value, thread: Value, threads: Value
 ) -> Iterator[tuple[Value, Value, Value]]:

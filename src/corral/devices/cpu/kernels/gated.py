@@ -1,6 +1,6 @@
 """Gated feed-forward: activation(gate) · up, as F32 or as A8 for the matrix product after it."""
 
-from corral.devices.cpu.kernels.columns import LANES, VECTOR, Columns, each_vector, shared_runs
+from corral.devices.cpu.kernels.columns import LANES, VECTOR, Columns, each_vector, own_runs
 from corral.devices.cpu.kernels.elementwise import activated
 from corral.devices.cpu.kernels.quantize import GROUP, CodedRow
 from corral.devices.cpu.simd import Kernel, Value, i64, minimum
@@ -15,7 +15,7 @@ def gated(k: Kernel, record: Value, thread: Value, threads: Value, activation: s
     """Write activation(gate) · up; `activation` is a name of `Activation`."""
     a = k.fields(record, FIELDS)
     kind, count, runs = Activation[activation], k.load(i64, a.count), (a.columns + 31) // GROUP
-    with shared_runs(k, count, runs, thread, threads) as (row, first, last):
+    with own_runs(k, count, runs, thread, threads) as (row, first, last):
         gate, up = a.gate + row * a.gate_stride, a.up + row * a.up_stride
         out = a.out + row * a.out_stride
 
@@ -31,7 +31,7 @@ def gated_quantize(
     """Write activation(gate) · up as A8 or A16; `activation` is a name of `Activation`."""
     a = k.fields(record, FIELDS)
     kind, count, groups = Activation[activation], k.load(i64, a.count), a.columns // GROUP
-    with shared_runs(k, count, groups, thread, threads) as (row, first, last):
+    with own_runs(k, count, groups, thread, threads) as (row, first, last):
         gate, up = a.gate + row * a.gate_stride, a.up + row * a.up_stride
         out = CodedRow(k, a.out + row * a.out_stride, a.columns, planes)
         with k.range(first, last) as group:
