@@ -8,12 +8,7 @@ one of the two vector ports meanwhile; with two scales a group nothing would be 
 from collections.abc import Sequence
 
 from corral.devices.cpu.kernels.matmul_dots import Activations, joined, scaled
-from corral.devices.cpu.kernels.matmul_tiles import (
-    Place,
-    QuantizedProduct,
-    add_products,
-    totals_of,
-)
+from corral.devices.cpu.kernels.matmul_tiles import Place, QuantizedProduct, totals_of
 from corral.devices.cpu.kernels.matmul_weights import (
     CHUNK_BYTES,
     CHUNKS,
@@ -70,7 +65,7 @@ class AmxProduct(QuantizedProduct):
 
     def full_tile(self, k: Kernel, place: Place, block: Value) -> list[Value]:
         """Return the products of a full tile with the panel; `block` only helps to look ahead."""
-        x, totals = self.activations(place), totals_of(k, self.tile_tokens)
+        x, totals = self.activations(k, place), totals_of(k, self.tile_tokens)
 
         def step(number: Value, parity: int) -> None:
             self._multiply(k, place, x, number, parity)
@@ -136,7 +131,8 @@ class AmxProduct(QuantizedProduct):
                 for plane in range(self.planes)
             ]
             product = joined([scaled(dot, group.scales[0], lifted=False) for dot in planes])
-            add_products(k, total, [product], group, (x, t, number))
+            x.add(total, product, t, number)
+            x.add_offsets(total, group.offsets, t, number)
 
 
 def _move(k: Kernel, name: str, register: str, address: Value, stride: int) -> None:

@@ -20,6 +20,7 @@ from corral.devices.cpu.kernels.matmul_weights import ROWS, Shape
 from corral.devices.cpu.simd import (
     Kernel,
     Value,
+    Variable,
     convert,
     dot_u8_i8,
     f32,
@@ -55,21 +56,6 @@ def joined(planes: Sequence[Value]) -> Value:
     for plane in planes[1:]:
         result = fma(result, _PLANE, plane)
     return result
-
-
-def finish(
-    total: Value,
-    products: Sequence[Value],
-    x_scale: Value,
-    offsets: Sequence[Value],
-    x_sums: Sequence[Value],
-) -> Value:
-    """Return the total with one more group: the order that every path keeps to."""
-    for product in products:
-        total = fma(product, x_scale, total)
-    for offset, x_sum in zip(offsets, x_sums, strict=True):
-        total = fma(offset, x_sum, total)
-    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +109,7 @@ def _sums(k: Kernel, codes: Value, parts: int) -> Value:
 class Activations:
     """A run of rows of activations; the distances between tokens are constants of the kernel."""
 
+    k: Kernel
     columns: int
     codes: Value
     """Address of the first token's codes."""
@@ -140,40 +127,46 @@ class Activations:
         """Where in a row the scales are; the sums follow them."""
         return self.sums.planes * self.columns
 
-    def code(self, k: Kernel, token: int, group: Value, column: int) -> Value:
+    def code(self, token: int, group: Value, column: int) -> Value:
         """Return the four codes from a column of the group on, in every lane.
 
         Columns of the next plane are `columns` further.
         """
         at = self.codes + group * GROUP + (token * self.stride + column)
-        return k.broadcast(i32.x(ROWS), at).bits(i8.x(4 * ROWS))
+        return self.k.broadcast(i32.x(ROWS), at).bits(i8.x(4 * ROWS))
 
-    def scale(self, k: Kernel, token: int, group: Value) -> Value:
-        """Return a group's scale in every lane."""
-        return self._float(k, token * self.stride + self.scales_at, group)
-
-    def start(self, k: Kernel, token: int, group: Value, plane: int, half: int) -> Value:
+    def start(self, token: int, group: Value, plane: int, half: int) -> Value:
         """Return where the dot of unsigned codes starts."""
         if not self.sums.shape.zero:
-            return k.constant(i32.x(ROWS), self.sums.start)
-        return self._sum(k, token, group, plane, half)
+            return self.k.constant(i32.x(ROWS), self.sums.start)
+        return self._sum(token, group, plane, half)
 
-    def offset_sums(self, k: Kernel, token: int, group: Value) -> list[Value]:
-        """Return scale × Σ codes of the group, or of each half; nothing without offsets."""
-        shape = self.sums.shape
-        if not shape.has_offset:
-            return []
-        if shape.halves == 1:
-            at = token * self.stride + self.scales_at + self.columns // 8
-            return [self._float(k, at, group)]
-        scale, planes = self.scale(k, token, group), range(self.sums.planes)
-        halves = [[self._sum(k, token, group, p, h) for p in planes] for h in range(shape.halves)]
-        return [joined([convert(plane, f32) for plane in half]) * scale for half in halves]
+    def add(self, total: Variable, product: Value, token: int, group: Value) -> None:
+        """Add dot × scale of a group, or of half of it, to the total of a token."""
+        total.value = fma(product, self._scale(token, group), total.value)
 
-    def _float(self, k: Kernel, offset: int, group: Value) -> Value:
-        return k.broadcast(f32.x(ROWS), self.codes + group * 4 + offset)
+    def add_offsets(
+        self, total: Variable, offsets: Sequence[Value], token: int, group: Value
+    ) -> None:
+        """Add what the offsets of a group make; its products come before."""
+        for half, offset in enumerate(offsets):
+            x_sum = self._sum_of_half(token, group, half)
+            total.value = fma(offset, x_sum, total.value)
 
-    def _sum(self, k: Kernel, token: int, group: Value, plane: int, half: int) -> Value:
+    def _sum_of_half(self, token: int, group: Value, half: int) -> Value:
+        """Return scale × Σ codes of the group or a half of it, in every lane."""
+        if self.sums.shape.halves == 1:
+            return self._float(token * self.stride + self.scales_at + self.columns // 8, group)
+        planes = [self._sum(token, group, plane, half) for plane in range(self.sums.planes)]
+        return joined([convert(plane, f32) for plane in planes]) * self._scale(token, group)
+
+    def _scale(self, token: int, group: Value) -> Value:
+        return self._float(token * self.stride + self.scales_at, group)
+
+    def _float(self, offset: int, group: Value) -> Value:
+        return self.k.broadcast(f32.x(ROWS), self.codes + group * 4 + offset)
+
+    def _sum(self, token: int, group: Value, plane: int, half: int) -> Value:
         at = self.sums_at + group * self.sums.group_bytes
         number = plane * self.sums.shape.halves + half
-        return k.broadcast(i32.x(ROWS), at + (token * self.sums.token_bytes + 4 * number))
+        return self.k.broadcast(i32.x(ROWS), at + (token * self.sums.token_bytes + 4 * number))

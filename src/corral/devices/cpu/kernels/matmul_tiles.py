@@ -4,11 +4,12 @@ Two sources of weights, one arithmetic: a packed stream that is unpacked on the 
 and a panel in memory that was unpacked before, for full tiles.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corral.devices.cpu.features import Target
-from corral.devices.cpu.kernels.matmul_dots import Activations, Sums, finish, joined, lift, scaled
+from corral.devices.cpu.kernels.matmul_dots import Activations, Sums, joined, lift, scaled
 from corral.devices.cpu.kernels.matmul_weights import (
     CHUNK_COLUMNS,
     CHUNKS,
@@ -106,11 +107,11 @@ class QuantizedProduct:
             to = place.scratch + token * self.sums.token_bytes + self.panel_bytes
             self.sums.store(k, codes, to)
 
-    def activations(self, place: Place) -> Activations:
+    def activations(self, k: Kernel, place: Place) -> Activations:
         """Return the activations of a tile."""
         codes = place.x + place.token * self.stride
         at = place.scratch + (place.token - place.chunk) * self.sums.token_bytes + self.panel_bytes
-        return Activations(self.columns, codes, self.sums, at)
+        return Activations(k, self.columns, codes, self.sums, at)
 
     # A row block
 
@@ -121,18 +122,18 @@ class QuantizedProduct:
 
     def full_tile(self, k: Kernel, place: Place, block: Value) -> list[Value]:
         """Return the products of a full tile with the panel; `block` only helps to look ahead."""
-        x, totals = self.activations(place), totals_of(k, self.tile_tokens)
+        x, totals = self.activations(k, place), totals_of(k, self.tile_tokens)
         with k.range(0, self.groups) as number:
             self._prefetch(k, block, number)
             group = load_group(k, self.shape, place.scratch + number * self.shape.panel_bytes)
-            self._accumulate(k, totals, group, x, number)
+            self._accumulate(totals, group, x, number)
         return [total.value for total in totals]
 
     def small_tile(self, k: Kernel, size: int, place: Place, block: Value) -> list[Value]:
         """Return the products of `size` tokens with the packed row block at an address."""
-        x, totals = self.activations(place), totals_of(k, size)
+        x, totals = self.activations(k, place), totals_of(k, size)
         with each_group(k, self.layout, block, self.columns) as (number, group):
-            self._accumulate(k, totals, group, x, number)
+            self._accumulate(totals, group, x, number)
         return [total.value for total in totals]
 
     def _prefetch(self, k: Kernel, block: Value, number: Value) -> None:
@@ -146,65 +147,46 @@ class QuantizedProduct:
     # A group
 
     def _accumulate(
-        self, k: Kernel, totals: Sequence[Variable], group: Group, x: Activations, number: Value
+        self, totals: Sequence[Variable], group: Group, x: Activations, number: Value
     ) -> None:
         together = max(INTERLEAVED // self.planes, 1)
         for first in range(0, len(totals), together):
             tokens = range(first, min(first + together, len(totals)))
-            dots = self._dots(k, group, x, tokens, number)
-            for t, planes in zip(tokens, dots, strict=True):
-                products = [
-                    joined([scaled(plane[h], scale, lifted=True) for plane in planes])
-                    for h, scale in enumerate(group.scales)
-                ]
-                add_products(k, totals[t], products, group, (x, t, number))
+            for half, scale in enumerate(group.scales):
+                dots = self._dots(group, x, tokens, number, half)
+                for t, planes in zip(tokens, dots, strict=True):
+                    product = joined([scaled(dot, scale, lifted=True) for dot in planes])
+                    x.add(totals[t], product, t, number)
+            for t in tokens:
+                x.add_offsets(totals[t], group.offsets, t, number)
 
     def _dots(
-        self, k: Kernel, group: Group, x: Activations, tokens: Sequence[int], number: Value
-    ) -> list[list[list[Value]]]:
-        """Return the dots of each token, by plane and half.
+        self, group: Group, x: Activations, tokens: Sequence[int], number: Value, half: int
+    ) -> list[list[Value]]:
+        """Return the dots of each token, by plane.
 
         All of them are chains of additions that run side by side. If they are too few to keep the
         processor busy, each is summed in parts: integers are exact in any order.
         """
-        halves, bits = self.shape.halves, self.shape.code_bits
-        parts = max(MINIMUM_CHAINS // (len(tokens) * halves * self.planes), 1)
-        chunks = CHUNKS // (halves * parts)
-        zero = k.constant(i32.x(ROWS), 0)
+        chunks, bits = CHUNKS // self.shape.halves, self.shape.code_bits
+        parts = max(MINIMUM_CHAINS // (len(tokens) * self.planes * self.shape.halves), 1)
+        zero = x.k.constant(i32.x(ROWS), 0)
         chains = {
-            (t, p, h, n): zero if n else x.start(k, t, number, p, h)
+            (t, p, n): zero if n else x.start(t, number, p, half)
             for t in tokens
             for p in range(self.planes)
-            for h in range(halves)
             for n in range(parts)
         }
-        for c, code in enumerate(group.codes):
-            half, n = divmod(c // chunks, parts)
-            for t in tokens:
-                for p in range(self.planes):
-                    activation = x.code(k, t, number, p * self.columns + c * CHUNK_COLUMNS)
-                    chain = chains[t, p, half, n]
-                    chains[t, p, half, n] = dot_u8_i8(chain, code, activation, bits)
+        for c in range(chunks):
+            chunk, part = half * chunks + c, c * parts // chunks
+            for t, p in itertools.product(tokens, range(self.planes)):
+                activation = x.code(t, number, p * self.columns + chunk * CHUNK_COLUMNS)
+                chain = chains[t, p, part]
+                chains[t, p, part] = dot_u8_i8(chain, group.codes[chunk], activation, bits)
         return [
-            [
-                [_sum([chains[t, p, h, n] for n in range(parts)]) for h in range(halves)]
-                for p in range(self.planes)
-            ]
+            [_sum([chains[t, p, n] for n in range(parts)]) for p in range(self.planes)]
             for t in tokens
         ]
-
-
-def add_products(
-    k: Kernel,
-    total: Variable,
-    products: Sequence[Value],
-    group: Group,
-    place: tuple[Activations, int, Value],
-) -> None:
-    """Add scaled dots of a token with a group: activations, token and the group's number."""
-    x, token, number = place
-    sums = x.offset_sums(k, token, number)
-    total.value = finish(total.value, products, x.scale(k, token, number), group.offsets, sums)
 
 
 def _sum(values: Sequence[Value]) -> Value:
