@@ -131,3 +131,15 @@ def test_nobody_waits_for_a_thread_that_does_not_come(compiler):
         shared.take_part()
         assert (values[3, :, 0] == 1 + 4 * values[2, 0, 0]).all()
         assert (values[1:, :, 0] > 0).all()
+
+
+def test_an_interrupted_caller_leaves_nothing_undone(compiler):
+    """If the caller does not take part in a program, it is finished before the next one."""
+    with ThreadTeam(compiler, 2, row_bytes=8 * ROW_WORDS) as team:
+        for length in (3, 7, 2):
+            program, _records, values = chain(compiler, 2, length)
+            team._shared.start(program.ctypes.data, length)
+            after, _more, results = chain(compiler, 2, 2)
+            team.run(after.ctypes.data, 2)
+            assert (values[1:, :, 0] > 0).all()
+            assert (results[2, :, 0] == 3).all()

@@ -53,10 +53,17 @@ def state_bytes(threads: int) -> int:
 
 
 def start(k: Kernel, state: Value, program: Value, count: Value) -> None:
-    """Publish a program; SLEEPERS then counts the threads whose WAKE word is raised."""
+    """Publish a program; SLEEPERS then counts the threads whose WAKE word is raised.
+
+    A program whose caller was interrupted before it took part is finished first.
+    """
+    execute = k.subroutine("execute", (i64, i64, i64), None, run)
     one, zero = k.constant(i64, 1), k.constant(i64, 0)
-    k.atomic_add(state + EPOCH, one)
+    threads = k.load(i64, state + NUM_THREADS)
     first = k.load(i64, state + FIRST) + k.load(i64, state + COUNT)
+    with k.when(k.load_acquire(i64, state + DONE) < (first - 1) * threads):
+        execute(k, state, zero, threads)
+    k.atomic_add(state + EPOCH, one)
     k.store_release(state + PROGRAM, program)
     k.store_release(state + FIRST, first)
     k.store_release(state + COUNT, count)
@@ -68,7 +75,7 @@ def start(k: Kernel, state: Value, program: Value, count: Value) -> None:
         k.store(flags + (count - 1), k.constant(i8, 0))
     k.atomic_add(state + EPOCH, one)
     sleepers = k.variable(i64)
-    with k.range(1, k.load(i64, state + NUM_THREADS)) as thread:
+    with k.range(1, threads) as thread:
         line = state + THREADS + thread * LINE
         claimed = k.atomic_exchange(line + ASLEEP, zero)
         with k.when(claimed.differs(0)):
