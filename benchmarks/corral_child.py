@@ -7,9 +7,8 @@ row of logits and turns it into text.
 import argparse
 from pathlib import Path
 
-from children import Reply, serve
-
 import corral
+from children import Reply, serve
 from corral.config import settings
 from corral.devices.cpu.features import host
 from corral.engine.model import Model

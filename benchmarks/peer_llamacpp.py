@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import llama_cpp
+
 from children import Reply, serve
 
 FLASH_ATTENTION = {

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from machine import machine
 
 from corral.engine.model import Model
+from machine import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the data and its bounds live there
 import golden

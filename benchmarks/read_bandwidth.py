@@ -13,7 +13,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from children import Reply, serve
-
 from corral.devices.cpu.compile import Code, object_code
 from corral.devices.cpu.features import host
 from corral.devices.cpu.native import call

@@ -19,9 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import machine
-
 import corral
+from machine import machine
 
 PROMPT = "What is the capital of France?"
 SAMPLE_S = 0.002

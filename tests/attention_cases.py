@@ -8,13 +8,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import formulas
-from evaluation import Evaluation, decoded, random_weights
-from golden import nmse
-
 from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Attend
+from evaluation import Evaluation, decoded, random_weights
+from golden import nmse
 
 SHAPE = ShapeClass(rows=40, outputs=1, sequences=3, blocks=4)
 TABLE_ROWS = 50

@@ -1,8 +1,8 @@
 """A model file on a device with an engine on it, and what goes in: samplers and prompts."""
 
 import numpy as np
-import tiny
 
+import tiny
 from corral.contract.messages import SamplingParams
 from corral.engine.engine import Engine
 from corral.engine.load import load_model

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import formulas
 import numpy as np
-from evaluation import Evaluation, decoded, random_weights
-from golden import nmse
 
+import formulas
 from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Activation, Op, Rope, RopePairs
 from corral.tensor.rewrite import fuse
 from corral.tensor.tensor import Tensor
+from evaluation import Evaluation, decoded, random_weights
+from golden import nmse
 
 SHAPE = ShapeClass(rows=7, outputs=3, sequences=2, blocks=2)
 ROWS = 5

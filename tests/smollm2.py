@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden import GOLDEN
 
 from corral.config import settings
 from corral.hub.demo import DEMO
+from golden import GOLDEN
 
 FOLDER = GOLDEN / "smollm2"
 PROMPTS = ("chat", "prose", "code")

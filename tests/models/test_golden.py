@@ -2,15 +2,6 @@
 
 import numpy as np
 import pytest
-from golden import (
-    FAMILIES,
-    GOLDEN,
-    HIGHEST_FLOAT_NMSE,
-    TWINS,
-    needs_golden,
-    nmse,
-    write_architecture,
-)
 
 from corral.devices import registry
 from corral.engine.batch import Rows
@@ -20,6 +11,15 @@ from corral.engine.runner import Runner
 from corral.engine.sequence import Sequence
 from corral.memory.ledger import Ledger
 from corral.models.footprint import Limits
+from golden import (
+    FAMILIES,
+    GOLDEN,
+    HIGHEST_FLOAT_NMSE,
+    TWINS,
+    needs_golden,
+    nmse,
+    write_architecture,
+)
 
 pytestmark = needs_golden
 

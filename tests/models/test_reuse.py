@@ -1,10 +1,10 @@
 """A chat with the demo model: what was said before is not computed again, and nothing changes."""
 
 import numpy as np
-from smollm2 import demo_path, needs_demo
 
 from corral.contract.messages import SamplingParams
 from corral.engine.model import Model
+from smollm2 import demo_path, needs_demo
 
 pytestmark = needs_demo
 

@@ -3,6 +3,8 @@
 import statistics
 
 import pytest
+
+from corral.engine.model import Model
 from golden import needs_golden
 from smollm2 import (
     HIGHEST_KL,
@@ -14,8 +16,6 @@ from smollm2 import (
     needs_demo,
     texts,
 )
-
-from corral.engine.model import Model
 
 pytestmark = [needs_golden, needs_demo]
 

@@ -2,13 +2,11 @@
 
 from itertools import pairwise
 
-import formulas
 import numpy as np
-from evaluation import Evaluation, decoded, random_weights
-from golden import nmse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import formulas
 from corral.devices.reference.device import ReferenceDevice
 from corral.memory.lifetime import Interval, liveness
 from corral.memory.planner import align, place
@@ -18,6 +16,8 @@ from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Activation, Op
 from corral.tensor.rewrite import fuse
 from corral.tensor.tensor import Tensor
+from evaluation import Evaluation, decoded, random_weights
+from golden import nmse
 
 ALIGNMENT = 64
 

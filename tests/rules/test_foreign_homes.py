@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+
 from source_tree import imports, modules
 
 HOMES = {

@@ -14,6 +14,7 @@
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+
 from source_tree import imports, module_names, modules
 
 GROUND = {"errors", "log", "config", "paths"}

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from source_tree import SOURCE
 
 HEAVY = ("numpy", "llvmlite", "tokenizers", "jinja2", "huggingface_hub", "rich", "psutil")

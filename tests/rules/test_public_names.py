@@ -3,9 +3,9 @@
 import ast
 
 import pytest
-from source_tree import modules
 
 import corral
+from source_tree import modules
 
 PUBLIC = (
     "ChatReply",

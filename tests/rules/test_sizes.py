@@ -4,6 +4,7 @@ import ast
 from statistics import median
 
 import pytest
+
 from source_tree import functions, modules
 
 FILE_LINES = 400

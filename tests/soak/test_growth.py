@@ -6,14 +6,14 @@ At every run with tiny models; with `--soak` with the demo model too.
 import sys
 
 import pytest
-import tiny
-from growth import Samples, live_objects
-from smollm2 import demo_path
 
+import tiny
 from corral.devices import registry
 from corral.engine.model import Model
 from corral.kv.prefix import Link
 from corral.kv.spec import blocks_for
+from growth import Samples, live_objects
+from smollm2 import demo_path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

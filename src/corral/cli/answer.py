@@ -101,22 +101,19 @@ def stream(generation: "Generation", write: Callable[[str], None]) -> str:
     The first Ctrl-C ends the answer, which keeps what it has; a second one interrupts for good.
     """
     pieces = []
-    with generation, _first_interrupt() as was_interrupted:
+    with generation, _first_interrupt(generation.interrupt):
         for piece in generation:
             pieces.append(piece)
             write(piece)
-            if was_interrupted():
-                generation.cancel()
-                break
     return "".join(pieces)
 
 
 @contextmanager
-def _first_interrupt() -> Iterator[Callable[[], bool]]:
-    """Note the first SIGINT instead of raising: a step of the engine must not be torn apart."""
+def _first_interrupt(then: Callable[[], None]) -> Iterator[None]:
+    """Call `then` on the first SIGINT instead of raising: no step of the engine is torn apart."""
     came = False
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: came
+        yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -124,10 +121,11 @@ def _first_interrupt() -> Iterator[Callable[[], bool]]:
         if came:
             raise KeyboardInterrupt
         came = True
+        then()
 
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: came
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 

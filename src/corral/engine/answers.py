@@ -58,6 +58,7 @@ class Answers:
             self._settle()
             unread = self._unread.get(sequence.id)
             while not unread and sequence.state is not SequenceState.FINISHED:
+                self._cancel_abandoned()
                 for emission in self._engine.step():
                     self._unread[emission.sequence.id].append(emission)
             if not unread:
@@ -80,7 +81,7 @@ class Answers:
             self._drop(sequence)
 
     def abandon(self, sequence: Sequence) -> None:
-        """Cancel a sequence at the next call: safe in the middle of anything."""
+        """Cancel a sequence before the next evaluation: safe in the middle of anything."""
         self._abandoned.append(sequence)
 
     def statistics(self) -> EngineStatistics:

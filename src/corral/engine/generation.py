@@ -66,6 +66,10 @@ class Generation:
         if self._reason is None:
             self._end(FinishReason.CANCELLED)
 
+    def interrupt(self) -> None:
+        """Let the answer end before its next evaluation; safe in a signal handler."""
+        self._answers.abandon(self._sequence)
+
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens generated so far, one that ended the answer included."""

@@ -35,6 +35,7 @@ from corral.memory.ledger import Ledger
 from corral.models.footprint import choose_limits
 from corral.sampling.candidates import Workspace
 from corral.sampling.sampler import Sampler
+from corral.text.chat import encode_chat
 from corral.text.detokenizer import Detokenizer
 from corral.text.stops import StopMatcher
 from corral.text.template import ChatTemplate
@@ -312,15 +313,7 @@ class Model:
         return checked
 
     def _chat_tokens(self, messages: Messages) -> list[int]:
-        tokenizer = self._tokenizer
-        segments = self.template.render_segments(
-            list(messages), markup=tokenizer.markup, add_generation_prompt=True
-        )
-        tokens = tokenizer.encode_segments(segments)
-        # Many templates write BOS themselves; the one added around any text is then too many.
-        if tokens[:2] == [tokenizer.bos_id] * 2:
-            del tokens[0]
-        return tokens
+        return encode_chat(self._tokenizer, self.template, list(messages))
 
     def _start(self, prompt: Iterable[int], options: Options) -> Generation:
         self._check_open()

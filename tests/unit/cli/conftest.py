@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from unit.cli import fake_model
 
 from corral.cli.main import main
+from unit.cli import fake_model
 
 
 @dataclass(frozen=True)

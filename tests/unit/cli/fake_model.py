@@ -42,6 +42,8 @@ class FakeGeneration:
     def cancel(self):
         self._reason = FinishReason.CANCELLED
 
+    interrupt = cancel
+
     @property
     def statistics(self):
         return GenerationStatistics(

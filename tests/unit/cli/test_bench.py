@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from unit.cli.fake_model import FakeModel
-from unit.cli.small_file import write_small_file
 
 from corral.cli.bench import Case, Result
+from unit.cli.fake_model import FakeModel
+from unit.cli.small_file import write_small_file
 
 
 @pytest.fixture

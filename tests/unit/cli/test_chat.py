@@ -10,12 +10,12 @@ import sys
 import time
 
 import pytest
-from unit.cli.fake_model import FakeModel
 
 from corral.cli.answer import AnswerOptions
 from corral.cli.chat import Conversation, chat, read_entry
 from corral.contract.messages import SamplingParams
 from corral.errors import TemplateError
+from unit.cli.fake_model import FakeModel
 
 
 def reader(*lines):

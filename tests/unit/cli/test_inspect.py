@@ -4,10 +4,10 @@ import json
 import time
 
 import pytest
-from unit.cli.small_file import write_small_file
 
 from corral.cli.describe import _rounded
 from corral.cli.main import main
+from unit.cli.small_file import write_small_file
 
 
 @pytest.fixture

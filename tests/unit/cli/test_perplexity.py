@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from unit.cli.fake_model import BOS, VOCABULARY, FakeModel
 
 from corral.cli.perplexity import Estimate, chunked, estimates
 from corral.errors import UsageError
+from unit.cli.fake_model import BOS, VOCABULARY, FakeModel
 
 HIT = math.log(math.e + VOCABULARY - 1) - 1
 """−ln p of the token the fake model favours."""

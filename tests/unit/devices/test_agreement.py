@@ -1,14 +1,14 @@
 """Whole models on two devices: the CPU against the reference device with the CPU's fusions."""
 
 import pytest
-from evaluation import Evaluation, random_weights
-from golden import nmse
-from transformers import batch, transformer
 
 from corral.devices import registry
 from corral.devices.reference.device import ReferenceDevice
 from corral.quant.types import DType
 from corral.tensor.rewrite import fuse
+from evaluation import Evaluation, random_weights
+from golden import nmse
+from transformers import batch, transformer
 
 SIZES = {"width": 256, "heads": 8, "kv_heads": 2, "ffn": 512}
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from attention_cases import BLOCKS, CASES, CachedAttention, block_tables, check
-from golden import nmse
 
+from attention_cases import BLOCKS, CASES, CachedAttention, block_tables, check
 from corral.devices.host import array_at
+from golden import nmse
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)

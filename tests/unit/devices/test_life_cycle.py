@@ -4,13 +4,13 @@ import gc
 import warnings
 
 import pytest
-from evaluation import Evaluation
-from transformers import batch, transformer
 
 from corral.devices import registry
 from corral.errors import CapacityExceeded, Closed, InternalError, OutOfMemory
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
+from evaluation import Evaluation
+from transformers import batch, transformer
 
 DEVICES = ("reference", "null", "cpu")
 

@@ -1,10 +1,10 @@
 """Every operation on every device that computes, against slow formulas in float64."""
 
 import pytest
-from op_cases import CASES, check
 
 from corral.devices.reference.ops import KERNELS
 from corral.tensor.ops import Op
+from op_cases import CASES, check
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)

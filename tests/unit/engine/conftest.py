@@ -3,11 +3,11 @@
 from contextlib import ExitStack
 
 import pytest
-import tiny
-from loaded import Loaded
 
+import tiny
 from corral.devices.reference.device import ReferenceDevice
 from corral.models.footprint import Limits
+from loaded import Loaded
 
 
 @pytest.fixture(scope="session")

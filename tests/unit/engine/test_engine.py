@@ -4,13 +4,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from token_memory import VOCABULARY, TokenMemory, logits_after
 
 from corral.contract.messages import FinishReason, SamplingParams
 from corral.engine.engine import Engine
 from corral.errors import ContextExceeded, InternalError, InvalidArgument, ModelError
 from corral.kv.spec import GroupSpec, blocks_for, window_blocks
 from corral.sampling.sampler import Sampler
+from token_memory import VOCABULARY, TokenMemory, logits_after
 
 ROWS, SEQUENCES, CONTEXT = 16, 2, 128
 WINDOW = 20

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import tiny
-from loaded import Recorder, prompt
 
+import tiny
 from corral.devices import registry
 from corral.quant.types import DType
+from loaded import Recorder, prompt
 
 FULL = ("llama", "qwen2", "qwen3", "llama.Q4_0", "qwen3.Q8_0")
 FULL_FAMILIES = pytest.mark.parametrize("model", FULL)

@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-import tiny
-from loaded import Recorder, prompt
 
+import tiny
 from corral.contract.messages import FinishReason
 from corral.devices import registry
 from corral.engine.batch import Rows
 from corral.errors import ContextExceeded, ModelError, ResourceError
 from corral.kv.table import BlockTable
 from corral.quant.types import DType
+from loaded import Recorder, prompt
 
 FAMILIES = pytest.mark.parametrize("family", tiny.FAMILIES)
 FULL_FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

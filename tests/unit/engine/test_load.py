@@ -6,8 +6,8 @@ import shutil
 import threading
 
 import pytest
-import tiny
 
+import tiny
 from corral.devices.base import MemoryReading
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.backend import ReferenceBackend

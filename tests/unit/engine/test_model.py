@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 
+import tiny
 from corral.contract.messages import FinishReason, SamplingParams
 from corral.devices.reference.backend import ReferenceBackend
 from corral.engine.model import Model

@@ -10,6 +10,9 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+
+from corral.errors import InvalidModelFile, ModelNotFound
+from corral.gguf import open_model, read_header
 from unit.gguf.raw_file import (
     ARCHITECTURE,
     ARRAY,
@@ -27,9 +30,6 @@ from unit.gguf.raw_file import (
     text,
     u32,
 )
-
-from corral.errors import InvalidModelFile, ModelNotFound
-from corral.gguf import open_model, read_header
 
 TOP = 1 << 64
 SECONDS = 2.0

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unit.gguf.raw_file import ARCHITECTURE, STRING, RawFile, array, key, string, tensor, u32
 
 from corral.errors import CorralError, InternalError
 from corral.gguf import ValueType, read_header
 from corral.quant.types import DType
+from unit.gguf.raw_file import ARCHITECTURE, STRING, RawFile, array, key, string, tensor, u32
 
 
 def official_file(path: Path) -> None:

@@ -5,12 +5,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from unit.gguf.raw_file import RawFile
 
 from corral.errors import Closed, InvalidArgument, InvalidModelFile, ModelNotFound
 from corral.gguf import Value, ValueType, open_model, write_model
 from corral.gguf.shards import ShardName
 from corral.quant.types import DType
+from unit.gguf.raw_file import RawFile
 
 
 def split_keys(number: int, count: int = 3, tensors: int = 4) -> dict[str, Value]:

@@ -8,10 +8,10 @@ import threading
 import time
 
 import pytest
-from unit.hub import fake_wheel
 
 from corral.errors import DownloadError
 from corral.hub import demo, wheel
+from unit.hub import fake_wheel
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """When each value needs its bytes, and whose bytes it uses."""
 
 import pytest
-from transformers import TINY, transformer
 
 from corral.memory.lifetime import Interval, liveness
 from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
 from corral.tensor.ops import Activation, Op
 from corral.tensor.rewrite import fuse
+from transformers import TINY, transformer
 
 
 class Lives:

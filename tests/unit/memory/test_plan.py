@@ -4,8 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from evaluation import Evaluation, random_weights
-from transformers import TINY, batch, transformer
 
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.device import ReferenceDevice, reference_traits
@@ -16,6 +14,8 @@ from corral.memory.traits import DeviceTraits
 from corral.quant.types import DType
 from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Op
+from evaluation import Evaluation, random_weights
+from transformers import TINY, batch, transformer
 
 PACKED = DeviceTraits(
     kind="packed",

@@ -1,7 +1,6 @@
 """Offsets and the peak: small cases by hand, and a whole model against the lower bound."""
 
 import pytest
-from transformers import transformer
 
 from corral.memory.lifetime import Interval, liveness
 from corral.memory.planner import align, place
@@ -10,6 +9,7 @@ from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Op
 from corral.tensor.rewrite import fuse
 from corral.tensor.tensor import Tensor
+from transformers import transformer
 
 
 def value(name):

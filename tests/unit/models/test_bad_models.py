@@ -4,8 +4,8 @@ import time
 import tracemalloc
 
 import pytest
-import tiny
 
+import tiny
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.devices.reference.device import ReferenceDevice
 from corral.engine.load import load_model

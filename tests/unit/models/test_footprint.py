@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from struct import pack
 
 import pytest
-import tiny
 
+import tiny
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.devices.reference.device import reference_traits
 from corral.errors import InvalidArgument, UnsupportedModel

@@ -6,8 +6,8 @@ To accept a change, run this file and read what git says of `graphs/`.
 from pathlib import Path
 
 import pytest
-import tiny
 
+import tiny
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.devices.reference.device import reference_traits
 from corral.models.footprint import Limits, design_model

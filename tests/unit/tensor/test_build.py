@@ -1,13 +1,13 @@
 """The functions that model files call."""
 
 import pytest
-from transformers import TINY, transformer
 
 from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
 from corral.tensor.ops import Norm, Op
 from corral.tensor.tensor import Extent
 from corral.tensor.verify import verify
+from transformers import TINY, transformer
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """Order, leaves and readers of a graph; the graph as text."""
 
-from transformers import transformer
-
 from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Op
 from corral.tensor.render import render
+from transformers import transformer
 
 SHAPE = ShapeClass(rows=3, outputs=1, sequences=1, blocks=1)
 

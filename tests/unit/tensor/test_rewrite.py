@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evaluation import Evaluation, random_weights
-from transformers import TINY, batch, transformer
 
 from corral.devices.reference.device import ReferenceDevice
 from corral.quant.types import DType
@@ -13,6 +11,8 @@ from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import Graph
 from corral.tensor.ops import Activation, Op
 from corral.tensor.rewrite import fuse, rewrite
+from evaluation import Evaluation, random_weights
+from transformers import TINY, batch, transformer
 
 FUSIONS = {
     "add_residual": frozenset({Op.MATMUL_ADD}),

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from transformers import transformer
 
 from corral.errors import InvalidGraph
 from corral.quant.types import DType
@@ -13,6 +12,7 @@ from corral.tensor.ops import Activation, Attend, Columns, Gate, Norm, Op, Rope,
 from corral.tensor.rewrite import fuse
 from corral.tensor.tensor import Extent, Tensor
 from corral.tensor.verify import verify
+from transformers import transformer
 
 SHAPE = ShapeClass(rows=6, outputs=6, sequences=2, blocks=2)
 FUSED = frozenset({Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED, Op.GATED_QUANTIZE, Op.MATMUL_ADD})

@@ -5,12 +5,12 @@ import lzma
 from pathlib import Path
 
 import pytest
-from golden import GOLDEN
-from smollm2 import demo_path
 
 from corral.gguf.reader import read_header
 from corral.gguf.values import Array
 from corral.text.tokenizer import Tokenizer
+from golden import GOLDEN
+from smollm2 import demo_path
 
 
 def plain_metadata(path):

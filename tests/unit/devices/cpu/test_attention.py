@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
-from unit.devices.cpu.kv_cache import Cache, rounded
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.features import runnable
@@ -16,6 +14,8 @@ from corral.devices.cpu.kernels.attention import (
     partials_bytes,
 )
 from corral.quant.types import DType
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
+from unit.devices.cpu.kv_cache import Cache, rounded
 
 BLOCKS = 40
 """Width of the block tables."""

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.elementwise import (
@@ -14,6 +13,7 @@ from corral.devices.cpu.kernels.elementwise import (
     mul,
     softcap,
 )
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 
 SHAPES = pytest.mark.parametrize(("rows", "columns"), [(1, 576), (17, 576), (3, 7), (2, 79)])
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
-from unit.devices.cpu.packing import pack, random_bytes
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.embed import FIELDS, embed
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
+from unit.devices.cpu.packing import pack, random_bytes
 
 VOCABULARY = 37
 

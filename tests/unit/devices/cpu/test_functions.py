@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import TARGETS
-from unit.devices.cpu.test_simd import mapped
 
 from corral.devices.cpu.simd.functions import exp_non_positive, tanh
+from unit.devices.cpu.kernel_call import TARGETS
+from unit.devices.cpu.test_simd import mapped
 
 
 def by_lanes(target, function, x):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu import a8
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
-from unit.devices.cpu.test_elementwise import gelu, random_rows, silu
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.gated import FIELDS, gated, gated_quantize
+from unit.devices.cpu import a8
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
+from unit.devices.cpu.test_elementwise import gelu, random_rows, silu
 
 
 def run(target, spec, gate, up, out, threads):

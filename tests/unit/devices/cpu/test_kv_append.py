@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count
-from unit.devices.cpu.kv_cache import Cache
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.kv_append import FIELDS, kv_append
 from corral.quant.types import DType
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count
+from unit.devices.cpu.kv_cache import Cache
 
 TYPES = pytest.mark.parametrize(
     "dtype", [DType.F32, DType.F16, DType.BF16, DType.Q8_0], ids=lambda t: t.name

@@ -5,8 +5,6 @@ import functools
 
 import numpy as np
 import pytest
-from unit.devices.cpu import a8
-from unit.devices.cpu.packing import random_bytes
 
 from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.features import Target, runnable
@@ -16,6 +14,8 @@ from corral.devices.cpu.traits import CPU_TRAITS
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS, SPAN
 from corral.quant.types import DType
+from unit.devices.cpu import a8
+from unit.devices.cpu.packing import random_bytes
 
 SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 TARGETS = pytest.mark.parametrize("target", runnable(), ids=lambda t: t.path)

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu import a8
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.norm import (
@@ -12,6 +10,8 @@ from corral.devices.cpu.kernels.norm import (
     norm_quantize,
     rms_norm,
 )
+from unit.devices.cpu import a8
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 
 EPSILON = np.float32(1e-5)
 

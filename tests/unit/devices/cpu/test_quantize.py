@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.a8 import empty, expected_parts, parts
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.quantize import FIELDS, quantize
 from corral.devices.reference import activations as reference
 from corral.quant.types import DType
+from unit.devices.cpu.a8 import empty, expected_parts, parts
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count
 
 
 def quantized(target, x, *, threads=1):

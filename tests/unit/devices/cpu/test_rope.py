@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.rope import ROPE_FIELDS, ROTATIONS_FIELDS, rope, rotations
+from unit.devices.cpu.kernel_call import HOST, TARGETS, call, count, poisoned
 
 
 def rotated(target, positions, frequencies, *, factors=None, magnitude=1.0, threads=1):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from unit.devices.cpu.kernel_call import TARGETS, call, count, poisoned
 
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.kernels.select_rows import FIELDS, select_rows
+from unit.devices.cpu.kernel_call import TARGETS, call, count, poisoned
 
 
 @TARGETS

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from evaluation import Evaluation
-from transformers import batch, transformer
 
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.device import reference_traits
@@ -14,6 +12,8 @@ from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import ShapeClass
 from corral.tensor.ops import Attend, Op
+from evaluation import Evaluation
+from transformers import batch, transformer
 
 GIB = 1 << 30
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from evaluation import Evaluation, decoded, random_weights
-from transformers import batch, transformer
 
 from corral.devices.host import array_at
 from corral.devices.reference import attention
 from corral.devices.reference.device import ReferenceDevice
 from corral.quant.types import DType
 from corral.tensor.ops import Op
+from evaluation import Evaluation, decoded, random_weights
+from transformers import batch, transformer
 
 
 @pytest.fixture

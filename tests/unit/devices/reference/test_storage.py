@@ -1,12 +1,12 @@
 """Types that NumPy lacks, as the reference device keeps them."""
 
-import formulas
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import formulas
 from corral.devices.reference.activations import decoded, parts, quantize
 from corral.devices.reference.storage import decode, encode, int8_codes
 from corral.quant.dequantize import dequantize
