@@ -67,9 +67,7 @@ Rules = Mapping[Op, tuple[Rule, ...]]
 """For each operation the kernels that compute it, in order."""
 
 
-def lower_graph(
-    plan: Plan, buffers: ModelBuffers, rules: Rules
-) -> tuple[Instruction, ...]:
+def lower_graph(plan: Plan, buffers: ModelBuffers, rules: Rules) -> tuple[Instruction, ...]:
     """Return the instructions of a plan in order, each node by the rule of its operation.
 
     Raises:
