@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from corral.devices.cpu.features import Target
 from corral.devices.cpu.kernels.matmul_tiles import Place, tile_sizes
-from corral.devices.cpu.kernels.matmul_weights import ROWS
+from corral.devices.cpu.kernels.matmul_weights import AHEAD_BYTES, ROWS
 from corral.devices.cpu.simd import Kernel, Value, Variable, bf16, convert, f16, f32, fma
 from corral.quant.packed import PackedLayout
 
@@ -49,6 +49,8 @@ class FloatProduct:
         totals = [[k.variable(f32.x(ROWS), 0.0) for _ in range(2)] for _ in range(size)]
         evens, odds = zip(*totals, strict=True)
         with k.range(0, self.columns // 2) as pair:
+            for line in range(0, 2 * self.type.bytes, 64):
+                k.prefetch(block + pair * (2 * self.type.bytes) + (AHEAD_BYTES + line), 2)
             self._column(k, evens, x + pair * 8, block + pair * (2 * self.type.bytes))
             self._column(k, odds, x + pair * 8 + 4, block + (pair * 2 + 1) * self.type.bytes)
         if self.columns % 2:

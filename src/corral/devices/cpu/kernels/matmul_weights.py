@@ -30,7 +30,8 @@ CHUNK_COLUMNS = 4
 CHUNK_BYTES = CHUNK_COLUMNS * ROWS
 CHUNKS = GROUP // CHUNK_COLUMNS
 FLOATS_BYTES = 4 * ROWS
-_AHEAD_BYTES = 6144
+AHEAD_BYTES = 6144
+"""How far ahead in a stream of weights to ask memory for what comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def each_group(
 def _look_ahead(k: Kernel, layout: PackedLayout, group: Value) -> None:
     """Ask for what comes later in the stream; processors by themselves do not look far enough."""
     for line in range(0, layout.group_bytes(ROWS), 64):
-        k.prefetch(group + (_AHEAD_BYTES + line), 2)
+        k.prefetch(group + (AHEAD_BYTES + line), 2)
 
 
 def _halves(k: Kernel, address: Value) -> Value:
