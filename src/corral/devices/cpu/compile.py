@@ -7,6 +7,7 @@ It knows targets and the names of kernels, not what kernels compute.
 
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,7 @@ class Code:
 class Compiler:
     """Compiles kernels for one target and owns their code.
 
-    Several processes may share a cache directory. Without one, nothing is kept.
+    Threads may share it, and processes may share a cache directory. Without one, nothing is kept.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class Compiler:
         self._processes = processes
         self._code = Code()
         self._addresses: dict[KernelSpec, int] = {}
+        self._lock = threading.Lock()
 
     def request(
         self, specs: Iterable[KernelSpec], progress: Progress | None = None
@@ -199,8 +201,13 @@ class Compiler:
             CompileError: a kernel does not compile; `ir` holds its text.
         """
         wanted = list(dict.fromkeys(specs))
-        keys = {spec: kernel_key(spec, self.target) for spec in wanted}
-        fresh = [spec for spec in wanted if spec not in self._addresses]
+        with self._lock:
+            fresh = [spec for spec in wanted if spec not in self._addresses]
+            self._load(fresh, progress)
+            return {spec: self._addresses[spec] for spec in wanted}
+
+    def _load(self, fresh: Sequence[KernelSpec], progress: Progress | None) -> None:
+        keys = {spec: kernel_key(spec, self.target) for spec in fresh}
         objects = {spec: self._kept(keys[spec]) for spec in fresh}
         missing = [spec for spec, found in objects.items() if found is None]
         for spec, compiled in self._compiled(missing, keys, progress):
@@ -211,7 +218,6 @@ class Compiler:
             assert found is not None
             self._code.add(found)
         self._addresses |= {spec: self._code.address(symbol(keys[spec])) for spec in fresh}
-        return {spec: self._addresses[spec] for spec in wanted}
 
     def _kept(self, key: str) -> bytes | None:
         return self._cache.load(key) if self._cache else None
