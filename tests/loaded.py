@@ -5,8 +5,9 @@ import numpy as np
 import tiny
 from corral.contract.messages import SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.load import load_model
+from corral.engine.load import load_file
 from corral.engine.runner import Runner
+from corral.gguf import open_model
 from corral.memory.ledger import Ledger
 from corral.sampling.sampler import Sampler
 
@@ -20,6 +21,12 @@ def sampler(seed=1, temperature=1.0):
 def prompt(length, seed=0):
     """Return a random prompt."""
     return np.random.RandomState(seed).randint(0, tiny.VOCABULARY - 2, length).tolist()
+
+
+def load_model(path, limits, device, ledger, *, progress=None):
+    """Load a model by its path; raises as `load_file` and `open_model` do."""
+    with open_model(path) as file:
+        return load_file(file, limits, device, ledger, progress=progress)
 
 
 class Loaded:

@@ -6,7 +6,6 @@ import pytest
 from corral.devices import registry
 from corral.engine.batch import Rows
 from corral.engine.engine import Engine
-from corral.engine.load import load_model
 from corral.engine.runner import Runner
 from corral.engine.sequence import Sequence
 from corral.memory.ledger import Ledger
@@ -20,6 +19,7 @@ from golden import (
     nmse,
     write_architecture,
 )
+from loaded import load_model
 
 pytestmark = needs_golden
 

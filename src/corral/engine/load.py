@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 
 from corral.devices.base import Backend, Device, ModelBuffers, Program, Progress
 from corral.devices.host import bytes_at
 from corral.errors import InvalidModelFile, OutOfMemory
-from corral.gguf import ModelFile, open_model
+from corral.gguf import ModelFile
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
@@ -47,24 +46,6 @@ class Piece:
     num_rows: int
 
 
-def load_model(
-    path: Path,
-    limits: Limits,
-    device: Device,
-    ledger: Ledger,
-    *,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    """Load a model; on failure nothing of it is left.
-
-    Raises:
-        ModelError: if the file is at fault.
-        OutOfMemory: if it does not fit; nothing was allocated.
-    """
-    with open_model(path) as file:
-        return load_file(file, limits, device, ledger, progress=progress)
-
-
 def load_file(
     file: ModelFile,
     limits: Limits,
@@ -73,7 +54,12 @@ def load_file(
     *,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model from an open file, which may be closed afterwards; raises as `load_model`."""
+    """Load a model from an open file, which may be closed afterwards; all of it or nothing.
+
+    Raises:
+        ModelError: if the file is at fault.
+        OutOfMemory: if it does not fit; nothing was allocated.
+    """
     with ExitStack() as stack:
         design = design_model(file.metadata, file.tensors, limits, device.traits)
         closing = ExitStack()
@@ -103,15 +89,15 @@ def _allocate(
             f"{device.name} does not tell how much memory is free ({reading.source}), so nothing "
             "is loaded on it: use another device"
         )
-    ledger.reserve(owner, device.name, footprint, free_bytes=reading.free_bytes)
-    closing.callback(ledger.release, owner)
+    reserved = ledger.reserve(owner, device.name, footprint, free_bytes=reading.free_bytes)
+    closing.callback(ledger.release, reserved)
     made: dict[Lifetime, Buffer] = {}
     for lifetime, size in footprint.items():
         if lifetime is Lifetime.CONTEXT:
             continue
         made[lifetime] = device.allocate(size, lifetime)
         closing.callback(made[lifetime].close)
-        ledger.commit(owner, device.name, lifetime, made[lifetime].size_bytes)
+        ledger.commit(reserved, lifetime, made[lifetime].size_bytes)
     capacity = sum(plan.num_records for plan in design.plan.plans)
     return ModelBuffers(
         weights=made[Lifetime.WEIGHTS],
@@ -133,13 +119,13 @@ def _loading_buffer(
     design: ModelDesign, owner: str, device: Device, ledger: Ledger
 ) -> Iterator[Buffer]:
     """Hold the staging through which weights pass, in the ledger too, until they are read."""
-    loading, size = f"{owner} (loading)", design.plan.loading_bytes
+    need = {Lifetime.STAGING: design.plan.loading_bytes}
     with ExitStack() as stack:
-        ledger.reserve(loading, device.name, {Lifetime.STAGING: size}, free_bytes=None)
-        stack.callback(ledger.release, loading)
-        staging = device.allocate(size, Lifetime.STAGING)
+        reserved = ledger.reserve(f"{owner} (loading)", device.name, need, free_bytes=None)
+        stack.callback(ledger.release, reserved)
+        staging = device.allocate(need[Lifetime.STAGING], Lifetime.STAGING)
         stack.callback(staging.close)
-        ledger.commit(loading, device.name, Lifetime.STAGING, staging.size_bytes)
+        ledger.commit(reserved, Lifetime.STAGING, staging.size_bytes)
         yield staging
 
 

@@ -2,6 +2,8 @@
 
 reserve ──▶ (allocate) ──▶ commit ──▶ release
     └── refused: OutOfMemory, nothing was allocated
+
+Bytes belong to a reservation, not to a name: a model may be loaded twice.
 """
 
 from collections.abc import Mapping
@@ -22,15 +24,23 @@ class LedgerEntry:
     allocated_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservation:
+    """What `Ledger.reserve` gave to one owner on one device; equal to itself only."""
+
+    owner: str
+    device: str
+
+
 class Ledger:
     """Keeps the account of one process; it allocates nothing itself."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str, Lifetime], LedgerEntry] = {}
+        self._entries: dict[tuple[Reservation, Lifetime], LedgerEntry] = {}
 
     def reserve(
         self, owner: str, device: str, footprint: Mapping[Lifetime, int], *, free_bytes: int | None
-    ) -> None:
+    ) -> Reservation:
         """Write down what an owner will hold on a device, all of it or nothing.
 
         `free_bytes` is what the device has now, beyond what is reserved but not yet allocated;
@@ -47,29 +57,32 @@ class Ledger:
         )
         if free_bytes is not None and needed > free_bytes - pending:
             raise OutOfMemory(_refusal(owner, device, footprint, free_bytes - pending))
+        reservation = Reservation(owner, device)
         for lifetime, size in footprint.items():
-            key = (owner, device, lifetime)
-            self._entries[key] = LedgerEntry(owner, device, lifetime, size, 0)
+            entry = LedgerEntry(owner, device, lifetime, size, 0)
+            self._entries[reservation, lifetime] = entry
+        return reservation
 
-    def commit(self, owner: str, device: str, lifetime: Lifetime, allocated_bytes: int) -> None:
+    def commit(self, reservation: Reservation, lifetime: Lifetime, allocated_bytes: int) -> None:
         """Record that reserved bytes now exist.
 
         Raises:
             LedgerMismatch: if they are not the bytes that were reserved.
         """
-        entry = self._entries.get((owner, device, lifetime))
+        owner, device = reservation.owner, reservation.device
+        entry = self._entries.get((reservation, lifetime))
         planned = entry.planned_bytes if entry else 0
         if planned != allocated_bytes:
             raise LedgerMismatch(
                 f"{owner} allocated {allocated_bytes} bytes of {lifetime.value} on {device}, "
                 f"{planned} were planned"
             )
-        key = (owner, device, lifetime)
-        self._entries[key] = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
+        entry = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
+        self._entries[reservation, lifetime] = entry
 
-    def release(self, owner: str) -> None:
-        """Strike everything an owner holds or reserved."""
-        self._entries = {k: e for k, e in self._entries.items() if e.owner != owner}
+    def release(self, reservation: Reservation) -> None:
+        """Strike everything of one reservation; a second call does nothing."""
+        self._entries = {k: e for k, e in self._entries.items() if k[0] is not reservation}
 
     def statistics(self) -> tuple[LedgerEntry, ...]:
         """Return every entry, in the order in which they were reserved."""

@@ -28,10 +28,11 @@ def test_a_plan_equals_its_allocation_to_the_byte(device):
     with Evaluation(device, graph) as evaluation:
         footprint = evaluation.model.footprint()
         assert device.allocated_bytes == sum(footprint.values())
-        ledger.reserve("m", device.name, footprint, free_bytes=device.memory().free_bytes)
+        free = device.memory().free_bytes
+        reserved = ledger.reserve("m", device.name, footprint, free_bytes=free)
         buffers = evaluation.buffers
         for buffer in (buffers.weights, buffers.state, buffers.scratch, buffers.staging):
-            ledger.commit("m", device.name, buffer.lifetime, buffer.size_bytes)
+            ledger.commit(reserved, buffer.lifetime, buffer.size_bytes)
     assert device.allocated_bytes == 0
 
 

@@ -12,7 +12,6 @@ from corral.devices.base import MemoryReading
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.backend import ReferenceBackend
 from corral.devices.reference.device import ReferenceDevice, reference_traits
-from corral.engine.load import load_model
 from corral.errors import (
     DeviceFault,
     InternalError,
@@ -25,6 +24,7 @@ from corral.gguf import open_model
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
 from corral.models.footprint import LOADING_BYTES, Limits, design_model
+from loaded import load_model
 
 LIMITS = Limits(64)
 
@@ -256,6 +256,18 @@ def test_loading_needs_its_buffer_only_while_it_lasts(paths):
         load_model(paths["llama"], LIMITS, device, ledger).close()
     (loading,) = [entry for entry in seen if entry.owner == "llama.gguf (loading)"]
     assert (loading.lifetime, loading.allocated_bytes) == (Lifetime.STAGING, LOADING_BYTES)
+
+
+def test_one_file_may_be_loaded_twice(paths):
+    """Two models of one name share an account without losing bytes, and end one by one."""
+    ledger = Ledger()
+    with ReferenceDevice() as device:
+        first, second = (load_model(paths["llama"], LIMITS, device, ledger) for _ in range(2))
+        assert device.allocated_bytes == committed(ledger)
+        first.close()
+        assert device.allocated_bytes == committed(ledger) > 0
+        second.close()
+        assert (device.allocated_bytes, ledger.statistics()) == (0, ())
 
 
 def test_files_that_do_not_exist(tmp_path):

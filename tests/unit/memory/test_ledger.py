@@ -1,9 +1,11 @@
 """The ledger: refused before anything exists, struck when it is gone."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corral.errors import LedgerMismatch, OutOfMemory
-from corral.memory.ledger import Ledger, LedgerEntry, format_bytes
+from corral.memory.ledger import Ledger, LedgerEntry, Reservation, format_bytes
 from corral.memory.lifetime import Lifetime
 
 MIB = 1 << 20
@@ -44,9 +46,9 @@ def test_what_others_reserved_is_not_free(ledger):
 
 def test_what_was_allocated_is_in_the_reading_already(ledger):
     """Committed bytes are not subtracted twice."""
-    ledger.reserve("a", "cpu", NEED, free_bytes=16 * MIB)
+    reserved = ledger.reserve("a", "cpu", NEED, free_bytes=16 * MIB)
     for lifetime, size in NEED.items():
-        ledger.commit("a", "cpu", lifetime, size)
+        ledger.commit(reserved, lifetime, size)
     ledger.reserve("b", "cpu", NEED, free_bytes=8 * MIB)
 
 
@@ -58,24 +60,61 @@ def test_an_unknown_reading_admits(ledger):
 
 def test_allocated_must_be_planned(ledger):
     """One byte more or less is a broken promise, and the entry stays as it was."""
-    ledger.reserve("m", "cpu", NEED, free_bytes=None)
+    reserved = ledger.reserve("m", "cpu", NEED, free_bytes=None)
     before = ledger.statistics()
     with pytest.raises(LedgerMismatch, match="m allocated 1 bytes of state on cpu, 2097152 were"):
-        ledger.commit("m", "cpu", Lifetime.STATE, 1)
+        ledger.commit(reserved, Lifetime.STATE, 1)
     with pytest.raises(LedgerMismatch, match="0 were planned"):
-        ledger.commit("stranger", "cpu", Lifetime.STATE, 2 * MIB)
+        ledger.commit(Reservation("m", "cpu"), Lifetime.STATE, 2 * MIB)
     assert ledger.statistics() == before
-    ledger.commit("m", "cpu", Lifetime.STATE, 2 * MIB)
+    ledger.commit(reserved, Lifetime.STATE, 2 * MIB)
     assert ledger.statistics()[1].allocated_bytes == 2 * MIB
 
 
-def test_release_strikes_one_owner(ledger):
-    """Everything of its own, nothing of others, and twice is fine."""
-    ledger.reserve("a", "cpu", NEED, free_bytes=None)
-    ledger.reserve("b", "cpu", NEED, free_bytes=None)
-    ledger.release("a")
-    ledger.release("a")
-    assert {entry.owner for entry in ledger.statistics()} == {"b"}
+@pytest.mark.parametrize("other", ["a", "b"])
+def test_release_strikes_one_reservation(ledger, other):
+    """Everything of its own, nothing of others, be they of the same name, and twice is fine."""
+    first = ledger.reserve("a", "cpu", NEED, free_bytes=None)
+    ledger.reserve(other, "cpu", NEED, free_bytes=None)
+    assert sum(entry.planned_bytes for entry in ledger.statistics()) == 2 * sum(NEED.values())
+    ledger.release(first)
+    ledger.release(first)
+    assert [entry.owner for entry in ledger.statistics()] == [other] * len(NEED)
+
+
+needs = st.dictionaries(st.sampled_from(Lifetime), st.integers(0, 1 << 40))
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("reserve"), st.sampled_from("ab"), st.sampled_from("xy"), needs),
+        st.tuples(st.sampled_from(["commit", "release"]), st.integers(0, 9)),
+    ),
+    max_size=30,
+)
+
+
+@given(actions)
+def test_the_account_is_what_lives(actions):
+    """Whatever names owners have, planned and allocated are sums over what was not released."""
+    ledger, given_out, live = Ledger(), [], {}
+    for action in actions:
+        if action[0] == "reserve":
+            given_out.append(ledger.reserve(*action[1:], free_bytes=None))
+            live[given_out[-1]] = (action[3], set())
+        elif given_out:
+            reservation = given_out[action[1] % len(given_out)]
+            if action[0] == "release":
+                ledger.release(reservation)
+                live.pop(reservation, None)
+            elif reservation in live:
+                need, committed = live[reservation]
+                for lifetime in list(need)[:1]:
+                    ledger.commit(reservation, lifetime, need[lifetime])
+                    committed.add(lifetime)
+    entries = ledger.statistics()
+    assert sum(e.planned_bytes for e in entries) == sum(sum(n.values()) for n, _ in live.values())
+    assert sum(e.allocated_bytes for e in entries) == sum(
+        need[lifetime] for need, committed in live.values() for lifetime in committed
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 import tiny
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.devices.reference.device import ReferenceDevice
-from corral.engine.load import load_model
 from corral.errors import InvalidModelFile, ModelError, UnsupportedModel
 from corral.gguf import ValueType, open_model, write_model
 from corral.gguf.values import make_value
 from corral.memory.ledger import Ledger
 from corral.models.footprint import Limits, choose_limits, design_model
 from corral.quant.types import DType
+from loaded import load_model
 
 INT8, INT32, FLOAT64 = ValueType.INT8, ValueType.INT32, ValueType.FLOAT64
 NAN, INF = float("nan"), float("inf")
