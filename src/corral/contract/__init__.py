@@ -1,0 +1,1 @@
+"""What clients and the engine say to each other, as plain data. Knows none who speak."""

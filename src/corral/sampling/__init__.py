@@ -1,0 +1,1 @@
+"""From logits to one token, reproducible by (seed, position). Knows no text or model."""

@@ -1,0 +1,1 @@
+"""Between people and tokens: tokenizers, chat templates, stop strings. Knows no engine."""

@@ -1,0 +1,1 @@
+"""The CPU's kernels, written in `simd/`: a record in, bytes out. They know no graph."""
