@@ -62,8 +62,9 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names, imported or not."""
-    return sorted({*globals(), *__all__, "__version__"})
+    """List the public names, imported or not, and nothing that only this file needs."""
+    own = (name for name in globals() if name.startswith("__") and name.endswith("__"))
+    return sorted({*own, *__all__, "__version__"})
 
 
 def _version() -> str:

@@ -32,6 +32,14 @@ def test_every_public_name_can_be_imported(name):
     assert name in dir(corral)
 
 
+def test_dir_lists_public_names_only():
+    """What the package itself imports, or loaded by now, is nobody's business."""
+    listed = dir(corral)
+    assert [name for name in listed if not name.startswith("__")] == PUBLIC
+    assert all(name.endswith("__") for name in listed if name.startswith("_"))
+    assert "__version__" in listed
+
+
 def test_other_names_are_missing_as_usual():
     """A wrong name raises AttributeError and names the package."""
     with pytest.raises(AttributeError, match="module 'corral' has no attribute 'Modell'"):

@@ -1,8 +1,9 @@
 """What crosses a process border between a client, the router and a worker: plain frozen data.
 
 Knows no engine, no arrays and no bytes on a wire; `service.py` says who receives what. Limits of
-every field are in the tables below and nowhere else; `validate()` enforces them. Types are not
-checked when an object is made: whoever accepts data from outside calls `validate()`.
+every field are in the tables below and nowhere else; `validate()` enforces them. SamplingParams,
+which people write themselves, are validated when they are made; nothing else is: whoever accepts
+data from outside calls `validate()`.
 """
 
 import enum
@@ -62,6 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     A filter is off at the value that would keep everything: `top_k` 0, `top_p` 1, `min_p` 0,
     `typical_p` 1, `top_n_sigma` None, `xtc_probability` 0, `repeat_penalty` 1, `dry_multiplier` 0.
+
+    A field of a wrong type or out of range raises InvalidArgument when the object is made.
     """
 
     temperature: float = 0.8
@@ -90,6 +93,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """(token, what is added to its logit) pairs; minus infinity bans the token."""
     logprobs: int | None = None
     """How many of the likeliest tokens are reported with each token; None reports nothing."""
+
+    def __post_init__(self) -> None:
+        self.validate()
 
     def validate(self, *, vocabulary_size: int | None = None) -> None:
         """Check every field, and token ids too where the vocabulary is known.

@@ -6,7 +6,7 @@ Planning needs traits only, so `traits` imports no compiler and no driver.
 import difflib
 from typing import TYPE_CHECKING
 
-from corral.errors import DeviceUnavailable
+from corral.errors import DeviceUnavailable, InvalidArgument
 from corral.memory.traits import DeviceTraits
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ def resolve(name: str) -> str:
 
     Raises:
         DeviceUnavailable: if there is no such device; it names the nearest.
+        InvalidArgument: if the name is no str.
     """
+    if not isinstance(name, str):
+        raise InvalidArgument(
+            f"the device is of type {type(name).__name__}; expected a name, one of "
+            f"{', '.join((AUTO, *NAMES))}"
+        )
     if name == AUTO:
         return "cpu"
     if name in NAMES:

@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.config import MAX_THREADS
 from corral.contract.messages import SamplingParams
 from corral.devices import registry
 from corral.devices.base import Progress
+from corral.engine import checks
 from corral.engine.answers import Answers
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
@@ -27,11 +28,12 @@ from corral.engine.metrics import (
     MemoryRow,
     MemoryStatistics,
 )
+from corral.engine.options import Options
 from corral.engine.runner import Runner
-from corral.errors import Closed, ContextExceeded, InvalidArgument, TemplateError
+from corral.errors import Closed, ContextExceeded, TemplateError
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
-from corral.memory.ledger import Ledger
+from corral.memory.ledger import Ledger, format_bytes
 from corral.models.footprint import choose_limits
 from corral.sampling.candidates import Workspace
 from corral.sampling.sampler import Sampler
@@ -42,8 +44,6 @@ from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
 Messages = Iterable[Mapping[str, object]]
-
-_DEFAULT_SAMPLING = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,6 @@ class ChatReply:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How an answer is to be made."""
-
-    max_tokens: int | None = None
-    """None is until the context is full."""
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    sampling: SamplingParams = _DEFAULT_SAMPLING
-    reuse: bool = True
-    """Whether known keys and values may be used, and left for later prompts."""
-
-
 class Model:
     """One loaded model. Made by `load`; a context manager; not for two threads at once."""
 
@@ -80,12 +67,14 @@ class Model:
         tokenizer: Tokenizer,
         *,
         name: str,
+        device: str,
         ledger: Ledger,
         closing: ExitStack,
     ) -> None:
         """Put an engine on a loaded model; use `load` instead."""
         self.metadata = metadata
         self.name = name
+        self.device = device
         self._loaded = loaded
         self._ledger = ledger
         self._closing = closing
@@ -111,19 +100,31 @@ class Model:
         """Load a model by path, cached name, `hf:owner/repo[/file]` or `demo`.
 
         Args:
+            name: a str; or a Path, which is always that of a file.
             device: "auto", "cpu" or "reference".
             context: tokens of one sequence; by default the model's own, at most 4096.
             parallel: sequences at once.
             kv_type: "f16", "bf16", "f32" or "q8_0".
-            threads: of the CPU; by default all that the process may use.
-            progress: called with a stage ("read", "compile"), what is done, and the total.
+            threads: of the CPU, 1 to 1024; by default all that the process may use. More than the
+                machine has processors is allowed, and slow.
+            progress: called with a stage ("download", "unpack", "kernels", "read" and others),
+                what is done, and the total, 0 if that is not known.
 
         Raises:
             UsageError: if the name or a setting is wrong.
             ModelError: if the file is at fault.
+            DownloadError: if the model could not be fetched.
             OutOfMemory: if it does not fit; nothing of it is left.
         """
-        path, ledger = resolve(str(name)), Ledger()
+        name = checks.model_name(name)
+        context = checks.integer_or_none("context", context, low=1)
+        parallel = checks.integer("parallel", parallel, low=1)
+        kv_type = checks.text("kv_type", kv_type)
+        threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
+        checks.progress(progress)
+        registry.resolve(device)
+        # All that can be refused now was: a wrong setting shall not wait for a download.
+        path, ledger = resolve(name, progress=progress), Ledger()
         with ExitStack() as stack, open_model(path) as file, ThreadPoolExecutor(1) as beside:
             metadata = file.metadata
             limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
@@ -134,7 +135,15 @@ class Model:
             stack.callback(loaded.close)
             words = tokenizer.result()
             closing = stack.pop_all()
-        return cls(loaded, metadata, words, name=path.name, ledger=ledger, closing=closing)
+        return cls(
+            loaded,
+            metadata,
+            words,
+            name=path.name,
+            device=on.name,
+            ledger=ledger,
+            closing=closing,
+        )
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""
@@ -157,6 +166,10 @@ class Model:
         if answers is not None and not answers.is_closed:
             warnings.warn(f"model {self.name} was not closed", ResourceWarning, stacklevel=1)
             self.close()
+
+    def __repr__(self) -> str:
+        holds = "closed" if self._answers.is_closed else format_bytes(self.memory().total_bytes)
+        return f"<corral.Model {self.name} on {self.device}, context {self.context}, {holds}>"
 
     @property
     def context(self) -> int:
@@ -191,49 +204,76 @@ class Model:
 
         Args:
             add_special: whether to add what the model expects around a text, such as BOS.
-            parse_special: whether `<|…|>` in the text stands for special tokens.
+            parse_special: whether the spelling of a control token stands for that token. With
+                SmolLM2, "<|im_start|>" is the one token 1, which begins a message, if this is on;
+                if it is off, it is seven tokens of ordinary text, as safe as any other. Turn it on
+                for prompts that you write, not for text of others.
+
+        Raises:
+            InvalidArgument: if the text is no str, or holds half of a surrogate pair.
         """
-        return self._tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        return self._tokenizer.encode(
+            checks.text("text", text),
+            add_special=checks.flag("add_special", add_special),
+            parse_special=checks.flag("parse_special", parse_special),
+        )
 
     def detokenize(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens."""
-        return self._tokenizer.decode(tokens)
+        """Return the text of tokens; control tokens are spelled out.
+
+        Raises:
+            InvalidArgument: if one of them is no token of the vocabulary.
+        """
+        size = self._tokenizer.vocabulary_size
+        return self._tokenizer.decode(checks.tokens("tokens", tokens, vocabulary_size=size))
 
     def generate(
         self,
-        prompt: str | List[int],
+        prompt: str | Iterable[int],
         *,
         max_tokens: int | None = None,
-        stop: List[str] = (),
+        stop: str | Iterable[str] = (),
         ignore_eos: bool = False,
         parse_special: bool = False,
         sampling: SamplingParams | None = None,
     ) -> Generation:
         """Continue a text or tokens; iterate over the result to get pieces of text.
 
+        Args:
+            max_tokens: of the answer; by default until the model ends or the context is full.
+            stop: a text that ends the answer and is not part of it, or several of them.
+            ignore_eos: whether to go on when the model wants to end.
+            parse_special: whether "<|im_start|>" in a text is read as the control token, so that a
+                chat can be written by hand, or as ordinary text; see `tokenize`.
+            sampling: how tokens are chosen; by default as `SamplingParams()` says.
+
         Raises:
             ContextExceeded: if the prompt leaves no room for an answer.
-            InvalidArgument: if an option is out of range.
+            InvalidArgument: if the prompt or an option is not what it may be.
         """
+        options = Options.of(max_tokens, stop, ignore_eos, sampling)
+        parse_special = checks.flag("parse_special", parse_special)
         if isinstance(prompt, str):
             prompt = self.tokenize(prompt, parse_special=parse_special)
-        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or _DEFAULT_SAMPLING)
-        return self._start(prompt, options)
+        return self._start(self._prompt_tokens("prompt", prompt), options)
 
     def chat(
         self,
         messages: Messages,
         *,
         max_tokens: int | None = None,
-        stop: List[str] = (),
+        stop: str | Iterable[str] = (),
         ignore_eos: bool = False,
         sampling: SamplingParams | None = None,
     ) -> ChatReply:
-        """Answer a conversation and return the whole reply.
+        """Answer a conversation and return the whole reply; options are those of `generate`.
+
+        Control tokens that a message spells are ordinary text.
 
         Raises:
             TemplateError: if the model has no usable chat template.
             ContextExceeded: if the conversation leaves no room for an answer.
+            InvalidArgument: if a message or an option is not what it may be.
         """
         generation = self.stream_chat(
             messages, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, sampling=sampling
@@ -246,23 +286,24 @@ class Model:
         messages: Messages,
         *,
         max_tokens: int | None = None,
-        stop: List[str] = (),
+        stop: str | Iterable[str] = (),
         ignore_eos: bool = False,
         sampling: SamplingParams | None = None,
     ) -> Generation:
         """Answer a conversation piece by piece; raises as `chat` does."""
-        prompt = self._chat_tokens(messages)
-        options = Options(max_tokens, tuple(stop), ignore_eos, sampling or _DEFAULT_SAMPLING)
-        return self._start(prompt, options)
+        options = Options.of(max_tokens, stop, ignore_eos, sampling)
+        rendered = encode_chat(self._tokenizer, self.template, checks.messages(messages))
+        return self._start(self._prompt_tokens("the rendered chat", rendered), options)
 
-    def logits(self, tokens: List[int]) -> NDArray[np.float32]:
+    def logits(self, tokens: Iterable[int]) -> NDArray[np.float32]:
         """Return the logits of one causal pass: (tokens, vocabulary).
 
         Raises:
             ContextExceeded: if there are more tokens than the context holds.
+            InvalidArgument: if there are none, or one is no token of the vocabulary.
         """
         self._check_open()
-        prompt = self._checked_tokens(tokens)
+        prompt = self._prompt_tokens("tokens", tokens)
         result = np.empty((len(prompt), self.vocabulary_size), np.float32)
         self._answers.score(prompt, result)
         return result
@@ -272,7 +313,10 @@ class Model:
 
         Raises:
             ContextExceeded: if the context does not hold so many tokens and one more.
+            InvalidArgument: if a count is no integer of at least 0.
         """
+        prompt_tokens = checks.integer("prompt_tokens", prompt_tokens, low=0)
+        generated_tokens = checks.integer("generated_tokens", generated_tokens, low=0)
         if max(prompt_tokens, generated_tokens) >= self.context:
             raise ContextExceeded(
                 f"{max(prompt_tokens, generated_tokens)} tokens and one more are needed, the "
@@ -301,26 +345,15 @@ class Model:
         if self._answers.is_closed:
             raise Closed(f"model {self.name} was closed")
 
-    def _checked_tokens(self, tokens: Iterable[int]) -> list[int]:
-        checked = [int(token) for token in tokens]
-        if not checked:
-            raise InvalidArgument("the prompt has no tokens, expected at least one")
-        worst = next((t for t in checked if not 0 <= t < self.vocabulary_size), None)
-        if worst is not None:
-            raise InvalidArgument(
-                f"token {worst} does not exist, the vocabulary has {self.vocabulary_size}"
-            )
-        return checked
+    def _prompt_tokens(self, field: str, given: object) -> list[int]:
+        expected = "a list of tokens" if field == "tokens" else "a text (str) or a list of tokens"
+        return checks.tokens(
+            field, given, vocabulary_size=self.vocabulary_size, shortest=1, expected=expected
+        )
 
-    def _chat_tokens(self, messages: Messages) -> list[int]:
-        return encode_chat(self._tokenizer, self.template, list(messages))
-
-    def _start(self, prompt: Iterable[int], options: Options) -> Generation:
+    def _start(self, tokens: list[int], options: Options) -> Generation:
         self._check_open()
-        tokens = self._checked_tokens(prompt)
         max_tokens = self.context if options.max_tokens is None else options.max_tokens
-        if max_tokens < 0:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, expected at least 0")
         ends = frozenset[int]() if options.ignore_eos else self._tokenizer.end_of_generation
         sampler = Sampler(options.sampling, self.vocabulary_size, workspace=self._workspace)
         stops = StopMatcher(options.stop)
@@ -340,8 +373,7 @@ class Model:
         )
 
     def _timed(self, prompt: list[int], num_tokens: int) -> float:
-        sampling = SamplingParams(temperature=0.0)
-        options = Options(num_tokens, ignore_eos=True, sampling=sampling, reuse=False)
+        options = Options(num_tokens, (), True, SamplingParams(temperature=0.0), reuse=False)
         generation = self._start(prompt, options)
         started = time.perf_counter()
         for _ in generation:

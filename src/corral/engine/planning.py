@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.devices import registry
+from corral.engine import checks
 from corral.gguf import open_model
 from corral.hub.resolve import resolve
 from corral.models.footprint import Limits, choose_limits, design_model
@@ -56,7 +57,12 @@ def plan(
         UsageError: if the name or a setting is wrong.
         ModelError: if the file is at fault or needs what corral does not run.
     """
-    path = resolve(str(name))
+    name = checks.model_name(name)
+    context = checks.integer_or_none("context", context, low=1)
+    parallel = checks.integer("parallel", parallel, low=1)
+    kv_type = checks.text("kv_type", kv_type)
+    registry.resolve(device)
+    path = resolve(name)
     with open_model(path) as file:
         limits = choose_limits(file.metadata, context=context, parallel=parallel, kv_type=kv_type)
         design = design_model(file.metadata, file.tensors, limits, registry.traits(device))

@@ -5,7 +5,7 @@ import pytest
 from corral.devices import registry
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.device import ReferenceDevice
-from corral.errors import DeviceUnavailable
+from corral.errors import DeviceUnavailable, InvalidArgument
 
 
 @pytest.mark.parametrize(("name", "kind"), [("reference", ReferenceDevice), ("null", NullDevice)])
@@ -47,3 +47,10 @@ def test_unknown_names(name, hint):
     with pytest.raises(DeviceUnavailable, match=hint) as refusal:
         registry.open(name)
     assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize("name", [None, 3, b"cpu", ["cpu"]])
+def test_names_that_are_no_text(name):
+    """A device is asked for by a str."""
+    with pytest.raises(InvalidArgument, match=r"the device is of type .*; expected a name"):
+        registry.resolve(name)

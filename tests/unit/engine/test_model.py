@@ -12,6 +12,7 @@ import tiny
 from corral.contract.messages import FinishReason, SamplingParams
 from corral.devices.reference.backend import ReferenceBackend
 from corral.engine.model import Model
+from corral.engine.planning import plan
 from corral.errors import (
     Closed,
     ContextExceeded,
@@ -25,6 +26,7 @@ from corral.errors import (
     TokenizerError,
 )
 from corral.gguf import write_model
+from corral.memory.ledger import format_bytes
 from corral.quant.types import DType
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -95,11 +97,12 @@ class TestGenerate:
         more = model.generate("Hi", max_tokens=9, sampling=bias, ignore_eos=True)
         assert len("".join(more)) == 9 * len("<|im_end|>")
 
-    def test_stop_strings_end_an_answer(self, model):
+    @pytest.mark.parametrize("given", [str, lambda stop: [stop], lambda stop: ("\0", stop)])
+    def test_stop_strings_end_an_answer(self, model, given):
         """The text before the stop string is given, and the sequence ends at once."""
         text = "".join(model.generate("Once", max_tokens=40, sampling=SEEDED))
         stop = text[10:13]
-        answer = model.generate("Once", max_tokens=40, sampling=SEEDED, stop=[stop])
+        answer = model.generate("Once", max_tokens=40, sampling=SEEDED, stop=given(stop))
         assert "".join(answer) == text[: text.index(stop)]
         assert answer.statistics.finish_reason is FinishReason.STOP
         assert answer.statistics.generated_tokens < 40
@@ -128,12 +131,15 @@ class TestGenerate:
         [
             ({"prompt": ""}, InvalidArgument, "no tokens"),
             ({"prompt": []}, InvalidArgument, "no tokens"),
-            ({"prompt": [0, tiny.VOCABULARY]}, InvalidArgument, f"token {tiny.VOCABULARY} "),
-            ({"prompt": [-1]}, InvalidArgument, "token -1"),
+            (
+                {"prompt": [0, tiny.VOCABULARY]},
+                InvalidArgument,
+                rf"prompt\[1\] is {tiny.VOCABULARY};",
+            ),
+            ({"prompt": [-1]}, InvalidArgument, r"prompt\[0\] is -1; expected a token from 0 to "),
             ({"prompt": "x" * 128}, ContextExceeded, "128 tokens"),
             ({"max_tokens": -1}, InvalidArgument, "max_tokens is -1"),
             ({"stop": [""]}, InvalidArgument, "stop"),
-            ({"sampling": SamplingParams(top_p=0.0)}, InvalidArgument, "top_p"),
             (
                 {"sampling": SamplingParams(logit_bias=((tiny.VOCABULARY, 1.0),))},
                 InvalidArgument,
@@ -288,6 +294,17 @@ class TestChat:
         # Prompts of 59, 130 and 201 tokens, each the beginning of the next.
         assert cached == [0, 32, 128]
 
+    def test_a_stop_string_is_not_its_characters(self, model):
+        """A text given as stop is one stop string, in every way to ask."""
+        kept = "".join(model.stream_chat(HELLO, max_tokens=30, sampling=SEEDED))
+        absent = kept[:9][::-1] + "\0"
+        options = {"max_tokens": 30, "sampling": SEEDED}
+        assert model.chat(HELLO, stop=absent, **options).text == kept
+        assert "".join(model.stream_chat(HELLO, stop=absent, **options)) == kept
+        assert (
+            model.chat(HELLO, stop=kept[10:13], **options).text == kept[: kept.index(kept[10:13])]
+        )
+
     def test_a_model_without_a_template(self, tmp_path):
         """A model that was not made to chat says so; it still continues text."""
         metadata = tiny.keys() | tiny.vocabulary()
@@ -330,6 +347,33 @@ class TestLogits:
         with pytest.raises(error):
             model.logits(tokens)
         assert is_idle(model)
+
+
+class TestTokens:
+    """Text to tokens and back."""
+
+    def test_control_tokens_are_read_on_demand(self, model):
+        """The spelling of a control token is ordinary text unless it is to be parsed."""
+        assert model.tokenize("<|im_end|>", parse_special=True) == [tiny.END]
+        plain = model.tokenize("<|im_end|>")
+        assert len(plain) == len("<|im_end|>")
+        assert model.detokenize(plain) == model.detokenize([tiny.END]) == "<|im_end|>"
+        answers = [
+            model.generate("<|im_end|>", max_tokens=1, parse_special=parse)
+            for parse in (False, True)
+        ]
+        assert [list(a) and a.statistics.prompt_tokens for a in answers] == [len(plain), 1]
+
+    @pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64])
+    def test_integers_of_numpy_are_tokens(self, model, kind):
+        """Arrays of any integers, and lists of their items, are tokens like a list of ints."""
+        tokens = model.tokenize("Once upon")
+        for given in (np.array(tokens, kind), [kind(token) for token in tokens], iter(tokens)):
+            assert model.detokenize(given) == "Once upon"
+        expected = model.logits(tokens)
+        np.testing.assert_array_equal(model.logits(np.array(tokens, kind)), expected)
+        answer = model.generate(np.array(tokens, kind), max_tokens=3, sampling=SEEDED)
+        assert "".join(answer) == "".join(model.generate(tokens, max_tokens=3, sampling=SEEDED))
 
 
 class TestBenchmark:
@@ -378,6 +422,18 @@ class TestMemory:
         model = Model.load(path, device="reference", context=64)
         model.close()
         assert model.memory().total_bytes == 0
+
+
+class TestRepr:
+    """What a model shows of itself."""
+
+    def test_it_names_what_matters(self, model):
+        """Name, device, context and bytes; closed, that."""
+        total = format_bytes(model.memory().total_bytes)
+        name = "<corral.Model llama.gguf on reference, context 128, "
+        assert repr(model) == f"{name}{total}>"
+        model.close()
+        assert repr(model) == f"{name}closed>"
 
 
 class TestEnd:
@@ -457,6 +513,53 @@ class TestFailures:
         with pytest.raises(error):
             Model.load(path, **({"device": "reference"} | options))
         gc.collect()
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            *(({"threads": v}, "threads is .* from 1 to 1024") for v in (0, -1, 100_000, True)),
+            *(({"threads": v}, "threads is .* from 1 to 1024") for v in ("2", 2.0, [2])),
+            *(({"context": v}, "context is .* at least 1") for v in ("a", 64.0, True, -1, [64])),
+            *(({"parallel": v}, "parallel is .* at least 1") for v in ("a", None, 1.5, True)),
+            *(({"kv_type": v}, "kv_type is .* text") for v in (None, 16, ["f16"])),
+            *(({"device": v}, "device is .* a name") for v in (None, 0, b"cpu")),
+            ({"progress": "yes"}, "progress is 'yes'; expected a function"),
+        ],
+    )
+    def test_wrong_settings_are_refused_before_the_name_is_looked_at(self, options, named):
+        """A wrong setting never waits for a download, in a plan neither."""
+        with pytest.raises(InvalidArgument, match=named):
+            Model.load("nowhere/none.gguf", **options)
+        if not {"threads", "progress"} & set(options):
+            with pytest.raises(InvalidArgument, match=named):
+                plan("nowhere/none.gguf", **options)
+
+    @pytest.mark.parametrize("name", [None, 3, b"demo", ["demo"], Path])
+    def test_names_are_texts_or_paths(self, name):
+        """What is neither names no model."""
+        for use in (Model.load, plan):
+            with pytest.raises(InvalidArgument, match=r"a str or a pathlib\.Path"):
+                use(name)
+
+    def test_settings_may_be_integers_of_numpy(self, path):
+        """A size that was computed is as good as one that was written."""
+        sizes = {"context": np.int32(64), "parallel": np.int64(2), "threads": np.uint8(1)}
+        with Model.load(str(path), device="reference", **sizes) as model:
+            assert model.context == 64
+
+    def test_fetching_is_followed(self, path, monkeypatch):
+        """The progress of a download goes to whoever follows the loading."""
+        stages = []
+
+        def fetch(name, *, progress):
+            progress("download", 1, 2)
+            return path
+
+        monkeypatch.setattr("corral.engine.model.resolve", fetch)
+        show = lambda stage, *_: stages.append(stage)  # noqa: E731
+        Model.load("demo", device="reference", context=64, progress=show).close()
+        assert stages[0] == "download"
+        assert "read" in stages
 
     def test_a_missing_file(self):
         """A path that leads nowhere is no model."""
