@@ -147,7 +147,11 @@ class Code:
     def __init__(self) -> None:
         _initialize()
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        # llvmlite's memory manager keeps the sections of an object together. LLVM's own may put
+        # constants more than 2 GiB from the code that reads them, which ends the process.
+        self._engine: Any = llvm.create_mcjit_compiler(
+            llvm.parse_assembly(""), machine, use_lmm=True
+        )
 
     def add(self, object_file: bytes) -> None:
         """Load an object file."""
@@ -229,6 +233,8 @@ class Compiler:
         from corral.devices.cpu.compile_pool import compile_all
 
         jobs = [(spec, symbol(keys[spec])) for spec in specs]
+        if progress and jobs:
+            progress("kernels", 0, len(jobs))
         for done, (spec, code) in enumerate(compile_all(jobs, self.target, self._processes), 1):
             yield spec, code
             if progress:

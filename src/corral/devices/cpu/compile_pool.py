@@ -1,7 +1,7 @@
 """Compiling on several cores: LLVM's binding lets one thread in at a time, so processes help.
 
 Each helper reads jobs from its input, one line each, and answers with object files. A helper that
-dies costs nothing but time: its job is done here.
+dies or cannot do a job costs nothing but time: the job is done here, where errors can be told.
 """
 
 import dataclasses
@@ -109,8 +109,8 @@ def _drain(
         while True:
             job = waiting.get_nowait()
             try:
-                code = helper.compile(job) if helper else _here(job, target)
-                answers.put((job, code))
+                code = helper.compile(job) if helper else None
+                answers.put((job, code or _here(job, target)))
             except CompileError as error:
                 answers.put((job, error))
             except OSError:  # the helper is gone
@@ -139,7 +139,8 @@ class _Helper:
         _write_line(process, self._target)
         return process
 
-    def compile(self, job: Job) -> bytes:
+    def compile(self, job: Job) -> bytes | None:
+        """Return the object file, or None if the helper cannot make it."""
         spec, symbol = job
         process = self._process or self._start()
         words = [spec.emit.__module__, spec.emit.__qualname__, spec.parameters, symbol]
@@ -152,12 +153,7 @@ class _Helper:
         content = process.stdout.read(size)
         if len(content) < size:
             raise OSError("the helper ended")
-        if not good:
-            raise CompileError(content.decode(), ir=spec.text(self._restored(), symbol))
-        return content
-
-    def _restored(self) -> Target:
-        return _target(self._target)
+        return content if good else None
 
     def close(self) -> None:
         if self._process is None:
@@ -187,8 +183,8 @@ def serve() -> None:
     for line in source:
         try:
             _answer(out, True, _compiled(json.loads(line), target))
-        except Exception as error:
-            _answer(out, False, f"{type(error).__name__}: {error}".encode())
+        except Exception:  # the parent tries again and tells
+            _answer(out, False, b"")
 
 
 def _compiled(words: list[object], target: Target) -> bytes:

@@ -1,23 +1,30 @@
 """Kernels are compiled once, kept privately and loaded from what can be trusted only."""
 
 import ctypes
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
-from corral.devices.cpu.compile import Compiler, KernelSpec, assembly, kernel_key
+from corral.devices.cpu.compile import Code, Compiler, KernelSpec, assembly, kernel_key
+from corral.devices.cpu.compile_pool import _Helper
 from corral.devices.cpu.features import Dot, Target, host, runnable
 from corral.devices.cpu.kernels.matmul import matmul
 from corral.devices.cpu.object_cache import ObjectCache
-from corral.devices.cpu.simd import Kernel, Value, i64
-from corral.errors import Closed, CompileError, ResourceError
+from corral.devices.cpu.simd import Kernel, Value
+from corral.errors import CompileError, ResourceError
+from number_kernel import store_number
 
 SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
-def store_number(k: Kernel, record: Value, thread: Value, threads: Value, number: int) -> None:
-    k.store(record, k.constant(i64, number))
+def only_here(k: Kernel, record: Value, thread: Value, threads: Value, number: int = 0) -> None:
+    store_number(k, record, thread, threads, number)
+
+
+only_here.__module__ = "a_module_of_nobody"
 
 
 def broken(k: Kernel, record: Value, thread: Value, threads: Value) -> None:
@@ -43,22 +50,76 @@ def test_kernels_run_and_are_compiled_once(tmp_path, processes):
         seen: list[tuple[str, int, int]] = []
         addresses = compiler.request(specs(6), lambda *step, seen=seen: seen.append(step))
         assert [call(addresses[spec]) for spec in specs(6)] == list(range(6))
-        counts.append(len(seen))
+        counts.append([done for _, done, _ in seen])
         compiler.close()
-    assert counts == [6, 0]
+    assert counts == [[*range(7)], []]
 
 
-def test_later_requests_keep_addresses(tmp_path):
-    """Code that is loaded stays where it is when more is requested."""
-    compiler = Compiler(host(), tmp_path)
-    first = compiler.request(specs(1))
-    both = compiler.request(specs(2))
-    assert both[specs(1)[0]] == first[specs(1)[0]]
-    assert call(both[specs(2)[1]]) == 1
+def test_helper_processes_make_the_code():
+    """With no cache and no thread of its own to help, code still comes: the helpers made it."""
+    helper = _Helper(host())
+    spec = specs(3)[2]
+    code = Code()
+    code.add(helper.compile((spec, "kernel")))
+    assert call(code.address("kernel")) == 2
+    code.close()
+    helper.close()
+
+
+def test_helpers_leave_what_they_cannot_do():
+    """A module that only this process knows is no error: the kernel is compiled here."""
+    helper = _Helper(host())
+    assert helper.compile((KernelSpec.of(only_here), "kernel")) is None
+    helper.close()
+    compiler = Compiler(host(), processes=2)
+    wanted = [KernelSpec.of(only_here, number=n) for n in range(6)]
+    addresses = compiler.request(wanted)
+    assert [call(addresses[spec]) for spec in wanted] == list(range(6))
     compiler.close()
+
+
+FAR_APART = """
+import ctypes, mmap, sys
+from pathlib import Path
+sys.path[:] = {path!r}
+from corral.devices.cpu.compile import Compiler, KernelSpec
+from corral.devices.cpu.features import host
+from corral.devices.cpu.kernels.matmul import matmul
+
+PAGE = mmap.PAGESIZE
+unmap = ctypes.CDLL(None).munmap
+unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+def mapped(size):
+    memory = mmap.mmap(-1, size, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    kept.append(memory)
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+kept = [Compiler(host(), Path({cache!r})) for _ in range(2)]
+wanted = KernelSpec.of(matmul, layout="int4_half_offset", columns=64)
+kept[0].request([wanted])  # whatever this imports and allocates is there now
+below = mapped(3 << 30)  # no hole is as large: it lies below everything
+above = []
+while not above or above[-1] > below:  # until every hole of two pages is filled
+    above.append(mapped(2 * PAGE))
+for address in above[::2]:
+    unmap(address, PAGE)  # holes of one page: enough for constants, not for code
+kept[1].request([wanted])
+print("loaded", flush=True)
+__import__("os")._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's way of choosing addresses")
+def test_code_loads_into_a_full_address_space(tmp_path):
+    """Holes that fit constants only, far from where code fits, are no trap."""
+    cache = str(tmp_path / "kernels")
+    compiler = Compiler(host(), tmp_path / "kernels")
+    compiler.request([KernelSpec.of(matmul, layout="int4_half_offset", columns=64)])
     compiler.close()
-    with pytest.raises(Closed):
-        compiler.request(specs(3))
+    script = FAR_APART.format(path=sys.path, cache=cache)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"corral object 1\n" + bytes(100)])
