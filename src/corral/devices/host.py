@@ -4,8 +4,8 @@ Shared by every device whose memory is the host's. Anonymous mappings are zero-f
 nothing behind when they go, unlike a heap.
 """
 
-import contextlib
 import ctypes
+import functools
 import mmap
 import sys
 from typing import Any
@@ -55,13 +55,13 @@ class HostMemory:
             raise OutOfMemory(
                 f"the system refused {size} bytes of {lifetime.value}: {error}"
             ) from error
-        if size >= _HUGE_FROM_BYTES:
-            _advise(mapping, getattr(mmap, "MADV_HUGEPAGE", None))
-        if lifetime is not Lifetime.WEIGHTS:  # whose pages come as they are read, on all threads
-            _advise(mapping, _POPULATE_WRITE)
         anchor = ctypes.c_char.from_buffer(mapping)
         address = ctypes.addressof(anchor)
         del anchor  # an exported pointer would keep the mapping from closing
+        if size >= _HUGE_FROM_BYTES:
+            _advise(address, size, getattr(mmap, "MADV_HUGEPAGE", None))
+        if lifetime is not Lifetime.WEIGHTS:  # whose pages come as they are read, on all threads
+            _advise(address, size, _POPULATE_WRITE)
         buffer = Buffer(self._device, lifetime, size, address, self._unmap)
         self._mappings[buffer] = mapping
         return buffer
@@ -70,11 +70,18 @@ class HostMemory:
         self._mappings.pop(buffer).close()
 
 
-def _advise(mapping: mmap.mmap, advice: int | None) -> None:
-    """Advise the system, which may not know such advice."""
+def _advise(address: int, size: int, advice: int | None) -> None:
+    """Advise the system, which may not know such advice.
+
+    Through ctypes: `mmap.madvise` keeps other Python threads waiting while pages are zeroed.
+    """
     if advice is not None:
-        with contextlib.suppress(OSError, ValueError):
-            mapping.madvise(advice)
+        _system().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
+
+
+@functools.cache
+def _system() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
