@@ -61,6 +61,7 @@ LAZY = {
     "text/template.py": "Jinja is loaded when a template is first rendered",
     "hub/huggingface.py": "huggingface_hub takes 300 ms, and most runs fetch nothing",
     "devices/cpu/compile.py": "worker processes are needed only when something must be compiled",
+    "devices/cuda/driver.py": "the bindings are an extra, and without them this module imports too",
     "devices/registry.py": "a device is loaded when it is first asked for",
 }
 """Files that may import inside functions, and why; those of `cli` may always."""

@@ -7,6 +7,10 @@ from corral.errors import Closed
 from corral.memory.lifetime import Lifetime
 
 
+def _always() -> None:
+    """Memory that only its owner can end is alive until then."""
+
+
 @dataclass(slots=True, eq=False)
 class Buffer:
     """Bytes asked of a device's driver; made by `Device.allocate` only.
@@ -20,6 +24,8 @@ class Buffer:
     """Bytes the driver really gave, granularity included."""
     _address: int
     _free: Callable[["Buffer"], None] = field(repr=False)
+    _require_alive: Callable[[], None] = field(default=_always, repr=False)
+    """Raises where a driver may have ended the bytes behind the buffer's back."""
     is_closed: bool = False
 
     @property
@@ -28,6 +34,7 @@ class Buffer:
 
         Raises:
             Closed: after close().
+            StaleContext: if the device's context ended.
         """
         self.require_open()
         return self._address
@@ -37,9 +44,11 @@ class Buffer:
 
         Raises:
             Closed: after close().
+            StaleContext: if the device's context ended.
         """
         if self.is_closed:
             raise Closed(f"{self.lifetime.value} buffer on {self.device} was closed")
+        self._require_alive()
 
     def close(self) -> None:
         """Give the bytes back; a second call does nothing."""

@@ -9,7 +9,7 @@ import pytest
 from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.features import Target, runnable
 from corral.devices.cpu.kernels.matmul import FIELDS, matmul, scratch_bytes
-from corral.devices.cpu.pack import pack_rows
+from corral.devices.packing import pack_rows
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS, SPAN

@@ -7,7 +7,7 @@ from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.features import runnable
 from corral.devices.cpu.kernels.pack import pack, pack_record
 from corral.devices.cpu.native import call
-from corral.devices.cpu.pack import pack_rows
+from corral.devices.packing import pack_rows
 from corral.quant.packed import LAYOUTS
 
 

@@ -1,6 +1,6 @@
 """Packing: rows of a matrix as the file has them to row blocks as `quant/packed.py` describes.
 
-It moves codes and scales and computes none of them anew. `devices/cpu/pack.py` says the same in
+It moves codes and scales and computes none of them anew. `devices/packing.py` says the same in
 NumPy, and tests compare the bytes.
 """
 

@@ -1,0 +1,1 @@
+"""CUDA devices. Knows the driver; of models and engines it knows nothing."""

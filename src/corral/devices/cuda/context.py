@@ -1,0 +1,290 @@
+"""The life of device contexts in this process: who made them, who needs them, when they may end.
+
+               first owner: retain                  first launch
+    ABSENT ─────────────────────────▶ ACTIVE ─────────────────────────▶ KEPT, until the process ends
+      ▲                                 │  │                             │
+      └── last owner gone: release ─────┘  └──── ended by others ────────┘
+                                                 owners are stale, the next one retains anew
+
+Everything that lives in a context (memory, pinned host memory, streams, events, graphs, modules) is
+an `Owned` and comes and goes under one lock a process, and so does every reading that touches the
+driver. A counter in its place would be a race: between seeing zero owners and releasing, another
+thread may create one. Nothing computes, copies or waits for a device under the lock.
+
+A context that ever ran work is kept: releasing it then does not give everything back on every
+driver, and the end of the process does. Nothing here ever resets a device.
+"""
+
+import functools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from corral.devices.cuda.driver import DeviceFacts, Driver, LibraryDriver
+from corral.errors import Closed, CorralError, StaleContext
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextStatistics:
+    """What is known of one device's context."""
+
+    is_active: bool
+    """Whether this object holds it; others in the process may, too."""
+    is_kept: bool
+    """Whether it stays until the process ends."""
+    generation: int
+    """How many contexts this device has had here; 0 is none yet."""
+    owned: Mapping[str, int]
+    """How many of each kind live in it."""
+
+
+class DeviceContext:
+    """The primary context of one device. Threads may share it."""
+
+    def __init__(self, facts: DeviceFacts, driver: Driver, lock: threading.RLock) -> None:
+        self.facts = facts
+        self._driver = driver
+        self._lock = lock
+        self._owned: set[Owned] = set()
+        self._handle: int | None = None
+        self._id = 0
+        self._generation = 0
+        self._inside_count = 0
+        self._is_kept = False
+        self._has_owned = False
+
+    def own(self, kind: str, make: Callable[[], int], destroy: Callable[[int], None]) -> "Owned":
+        """Make something in the context, which begins if it is the first.
+
+        Raises:
+            StaleContext: if others ended the context; owners from before are lost, the next call
+                begins a new one.
+            CorralError: what `make` raises; nothing is left of it.
+        """
+        with self._inside():
+            owned = Owned(self, kind, make(), destroy, self._generation)
+            self._owned.add(owned)
+            self._has_owned = True
+            return owned
+
+    @contextmanager
+    def current(self) -> Iterator[int]:
+        """Make the context this thread's current one, to copy or compute, without the lock.
+
+        Gives its handle. The caller holds an `Owned` of it open meanwhile.
+
+        Raises:
+            StaleContext: if there is no context, or others ended it.
+        """
+        with self._lock:
+            if self._handle is None:
+                raise StaleContext(f"nothing lives on {self.facts.uuid} in this process any more")
+            self._verify()
+            handle = self._handle
+            self._driver.push(handle)
+        try:
+            yield handle
+        finally:
+            self._driver.pop()
+
+    def keep(self) -> None:
+        """Say that work is about to be launched: from now on the context stays.
+
+        Raises:
+            StaleContext: as `current`.
+        """
+        with self._lock, self.current():
+            self._is_kept = True
+
+    def read(self) -> tuple[int, int] | None:
+        """Return (free, total) bytes as the driver tells them, or None where asking leaves traces.
+
+        It leaves none if the context is alive already, whoever made it, and if this process has
+        never owned anything on the device: then it begins and ends within this call.
+        """
+        with self._lock:
+            is_alive = self._handle is not None or self._driver.primary_is_active(
+                self.facts.ordinal
+            )
+            if self._has_owned and not is_alive:
+                return None
+            with self._inside():
+                return self._driver.memory()
+
+    def statistics(self) -> ContextStatistics:
+        """Return what lives in the context."""
+        with self._lock:
+            kinds = Counter(owned.kind for owned in self._owned)
+            return ContextStatistics(
+                self._handle is not None, self._is_kept, self._generation, dict(kinds)
+            )
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Hold the lock with the context current: begun if need be, ended if nothing needs it."""
+        with self._lock:
+            self._inside_count += 1  # a close within, by a collected object, must not end it
+            try:
+                self._begin()
+                assert self._handle is not None
+                self._driver.push(self._handle)
+                try:
+                    yield
+                finally:
+                    self._driver.pop()
+            finally:
+                self._inside_count -= 1
+                self._end_if_unused()
+
+    def _begin(self) -> None:
+        if self._handle is not None:
+            self._verify()
+            return
+        handle = self._driver.primary_retain(self.facts.ordinal)
+        self._handle, self._generation = handle, self._generation + 1
+        self._id = self._driver.context_id(handle)
+
+    def _verify(self) -> None:
+        """Refuse a context that others ended; a new one may well have the same handle."""
+        assert self._handle is not None
+        try:
+            is_ours = (
+                self._driver.primary_is_active(self.facts.ordinal)
+                and self._driver.context_id(self._handle) == self._id
+            )
+        except StaleContext:
+            is_ours = False
+        if not is_ours:
+            lost = dict(self.statistics().owned)
+            self._handle, self._is_kept = None, False
+            self._owned.clear()
+            raise StaleContext(
+                f"the context of {self.facts.uuid} was ended by other code of this process, and "
+                f"{lost or 'nothing'} of corral with it: load again, and find who resets the device"
+            )
+
+    def _end_if_unused(self) -> None:
+        if self._handle is None or self._owned or self._inside_count or self._is_kept:
+            return
+        self._handle = None
+        self._driver.primary_release(self.facts.ordinal)
+
+    def _is_alive(self, owned: "Owned") -> bool:
+        return owned in self._owned
+
+    def _destroy(self, owned: "Owned", destroy: Callable[[], None]) -> None:
+        """End something, unless its context ended before; called once for each."""
+        if self._is_kept:
+            with self.current():
+                self._driver.synchronize()  # before the lock is taken: nobody waits under it
+        with self._lock:
+            if not self._is_alive(owned):
+                return
+            with self._inside():
+                self._owned.discard(owned)
+                destroy()
+
+
+class Owned:
+    """Something in a device context; closing ends it, once."""
+
+    __slots__ = ("_context", "_destroy", "_handle", "generation", "is_closed", "kind")
+
+    def __init__(
+        self,
+        context: DeviceContext,
+        kind: str,
+        handle: int,
+        destroy: Callable[[int], None],
+        generation: int,
+    ) -> None:
+        """Made by `DeviceContext.own` only."""
+        self._context = context
+        self._handle = handle
+        self._destroy = destroy
+        self.kind = kind
+        self.generation = generation
+        self.is_closed = False
+
+    @property
+    def handle(self) -> int:
+        """What the driver calls it.
+
+        Raises:
+            Closed: after close().
+            StaleContext: if its context ended before it.
+        """
+        self.require_alive()
+        return self._handle
+
+    def require_alive(self) -> None:
+        """Refuse to go on with what is gone; raises as `handle` does."""
+        if self.is_closed:
+            raise Closed(f"{self.kind} on {self._context.facts.uuid} was closed")
+        if not self._context._is_alive(self):
+            raise StaleContext(
+                f"{self.kind} on {self._context.facts.uuid} belongs to context "
+                f"{self.generation}, which has ended: load again"
+            )
+
+    def close(self) -> None:
+        """End it; a second call does nothing. Faults of the device are logged, not raised."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            self._context._destroy(self, lambda: self._destroy(self._handle))
+        except CorralError as error:
+            _log.warning("%s could not be ended: %s", self.kind, error)
+
+
+class Contexts:
+    """Every device context of one process, and their one lock."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Load the driver, which makes no context.
+
+        Raises:
+            DeviceUnavailable: if there is none, or no device.
+        """
+        driver.initialize()
+        self.driver = driver
+        lock = threading.RLock()  # of all devices: pinned memory and peers cross them
+        self._devices = tuple(DeviceContext(facts, driver, lock) for facts in driver.devices())
+
+    def __iter__(self) -> Iterator[DeviceContext]:
+        """Go through the devices in the driver's order."""
+        return iter(self._devices)
+
+    def read(self, uuid: str) -> tuple[int, int] | None:
+        """Return (free, total) of a device, or None where asking would leave traces or fails."""
+        for device in self:
+            if device.facts.uuid == uuid:
+                try:
+                    return device.read()
+                except CorralError as error:
+                    _log.info("the driver does not tell the memory of %s: %s", uuid, error)
+        return None
+
+
+_first = threading.Lock()
+
+
+def process_contexts() -> Contexts:
+    """Return the contexts of this process; the first call loads the driver.
+
+    Raises:
+        DeviceUnavailable: if the bindings, the driver or every device is missing.
+    """
+    with _first:
+        return _process_contexts()
+
+
+@functools.cache
+def _process_contexts() -> Contexts:
+    return Contexts(LibraryDriver())

@@ -1,0 +1,165 @@
+"""A CUDA device: memory asked of its driver in a few large pieces, weights kept packed.
+
+Every buffer is one allocation whose address stays; values inside it have their places from the
+plan. Staging is pinned host memory of this device's context, whatever thread asks for it.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.devices.base import Backend, MemoryReading
+from corral.devices.closing import Closing
+from corral.devices.cuda.context import DeviceContext, Owned
+from corral.devices.cuda.driver import Driver
+from corral.devices.packing import pack_rows
+from corral.errors import DeviceUnavailable, OutOfMemory
+from corral.memory.buffer import Buffer
+from corral.memory.ledger import format_bytes
+from corral.memory.lifetime import Lifetime
+from corral.memory.planner import align
+from corral.memory.stored import StoredSlot
+from corral.memory.traits import DeviceTraits
+from corral.quant.dequantize import dequantize
+from corral.tensor.ops import Op
+
+
+class CudaDevice(Closing):
+    """Owner of one device's memory in this process."""
+
+    def __init__(
+        self,
+        name: str,
+        context: DeviceContext,
+        driver: Driver,
+        traits: DeviceTraits,
+        *,
+        read: Callable[[], MemoryReading],
+    ) -> None:
+        """Open a device; its context begins with the first buffer. `read` tells its memory."""
+        self.name = name
+        self.traits = traits
+        self.context = context
+        self._driver = driver
+        self._read = read
+        self._buffers: dict[Buffer, Owned] = {}
+        self._lock = threading.Lock()
+        self.is_closed = False
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all open buffers, pinned host memory included."""
+        with self._lock:
+            return sum(buffer.size_bytes for buffer in self._buffers)
+
+    def memory(self) -> MemoryReading:
+        """Read how much memory the device has; leaves nothing behind."""
+        return self._read()
+
+    def allocate(self, size_bytes: int, lifetime: Lifetime) -> Buffer:
+        """Ask the driver for zero-filled bytes, rounded up to its granularity.
+
+        Raises:
+            OutOfMemory: if the driver refuses.
+            StaleContext: if other code ended the device's context; once, then a new one begins.
+            Closed: after close().
+        """
+        self._require_open()
+        size = align(max(size_bytes, 1), self.traits.granularity)
+        try:
+            owned = self._own(size, lifetime)
+        except OutOfMemory as error:
+            raise OutOfMemory(
+                f"{lifetime.value} needs {format_bytes(size)} on {self.name}: {error}"
+            ) from error
+        buffer = Buffer(
+            self.name, lifetime, size, owned.handle, self._free, _require_alive=owned.require_alive
+        )
+        with self._lock:
+            self._buffers[buffer] = owned
+        return buffer
+
+    def _own(self, size: int, lifetime: Lifetime) -> Owned:
+        driver = self._driver
+        if lifetime is Lifetime.STAGING:
+            return self.context.own(
+                "pinned memory", lambda: driver.allocate_host(size), driver.free_host
+            )
+
+        def zeroed() -> int:
+            address = driver.allocate(size)
+            try:
+                driver.fill(address, size)
+            except BaseException:
+                driver.free(address)
+                raise
+            return address
+
+        return self.context.own("memory", zeroed, driver.free)
+
+    def _free(self, buffer: Buffer) -> None:
+        with self._lock:
+            owned = self._buffers.pop(buffer)
+        owned.close()
+
+    def upload(self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview) -> None:
+        """Store whole rows of a weight in its packed form; any thread may do so.
+
+        Raises:
+            Closed: after close() of the device or the buffer.
+            StaleContext: if other code ended the device's context.
+        """
+        self._require_open()
+        to, values = weights.address + slot.offset, _stored(slot, data)
+        if slot.form.layout is not None:
+            interleave, columns = self.traits.interleave, slot.tensor.columns
+            block_bytes = slot.form.layout.row_block_bytes(columns, interleave)
+            to += first_row // interleave * block_bytes
+        with self.context.current():
+            self._driver.copy_to_device(to, values.ctypes.data, values.nbytes)
+
+    def download(self, buffer: Buffer, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Return bytes of a buffer: (size_bytes,).
+
+        Raises:
+            Closed, StaleContext: as `upload`.
+        """
+        self._require_open()
+        out = np.empty(size_bytes, np.uint8)
+        with self.context.current():
+            self._driver.copy_to_host(out.ctypes.data, buffer.address + offset, size_bytes)
+        return out
+
+    def backend(self) -> Backend:
+        """Refuse: nothing is computed on CUDA devices yet.
+
+        Raises:
+            DeviceUnavailable: always.
+        """
+        raise DeviceUnavailable(
+            f"{self.name} can hold models, but corral does not compute on CUDA devices yet: "
+            "use --device cpu"
+        )
+
+    def _release(self) -> None:
+        if self.allocated_bytes:
+            warnings.warn(
+                f"{self.name} was closed before {self.allocated_bytes} bytes of its buffers",
+                ResourceWarning,
+                stacklevel=3,
+            )
+
+
+def _stored(slot: StoredSlot, data: memoryview) -> NDArray[Any]:
+    """Return rows as the device keeps them."""
+    tensor = slot.tensor
+    if tensor.op is Op.CONSTANT:
+        return np.frombuffer(data, np.float64)
+    if slot.form.layout is None:
+        return np.ascontiguousarray(dequantize(data, tensor.dtype, (tensor.columns,)), np.float32)
+    rows = len(data) // tensor.dtype.row_bytes(tensor.columns)
+    return pack_rows(np.frombuffer(data, np.uint8), tensor.dtype, rows, tensor.columns)

@@ -1,0 +1,244 @@
+"""Contexts begin with their first owner and end with the last, or with the process."""
+
+import pytest
+
+from corral.devices.cuda.context import Contexts, ContextStatistics
+from corral.errors import (
+    Closed,
+    CorralError,
+    DeviceFault,
+    DeviceUnavailable,
+    InternalError,
+    OutOfMemory,
+    StaleContext,
+)
+from fake_driver import CONTEXT_BYTES, MIB, TOTAL_BYTES, FakeDriver, uuid_of
+
+
+@pytest.fixture
+def driver():
+    """Return a driver that must see nothing wrong."""
+    played = FakeDriver(2)
+    yield played
+    assert not played.violations
+
+
+@pytest.fixture
+def context(driver):
+    """Return the context of the first device."""
+    return next(iter(Contexts(driver)))
+
+
+def memory(context, driver, size=2 * MIB):
+    return context.own("memory", lambda: driver.allocate(size), driver.free)
+
+
+def test_loading_the_driver_makes_no_context(driver):
+    """Only owners need a context."""
+    Contexts(driver)
+    assert driver.users == [0, 0]
+    assert "primary_retain" not in driver.calls
+
+
+def test_the_first_owner_begins_it_and_the_last_ends_it(driver, context):
+    """One user however many owners; not a byte stays."""
+    owned = [memory(context, driver) for _ in range(3)]
+    stream = context.own("stream", driver.create_stream, driver.destroy_stream)
+    assert driver.users == [1, 0]
+    assert context.statistics() == ContextStatistics(True, False, 1, {"memory": 3, "stream": 1})
+    for each in (stream, *owned):
+        assert driver.users == [1, 0]
+        each.close()
+    assert (driver.users, driver.used(0)) == ([0, 0], 0)
+    assert context.statistics() == ContextStatistics(False, False, 1, {})
+
+
+def test_a_context_that_ran_work_is_kept(driver, context):
+    """After a launch only the end of the process ends it, and reading it stays cheap."""
+    owned = memory(context, driver)
+    context.keep()
+    owned.close()
+    assert driver.users == [1, 0]
+    assert driver.used(0) == CONTEXT_BYTES
+    again = memory(context, driver)
+    assert again.generation == owned.generation == 1
+    again.close()
+    assert context.read() == (TOTAL_BYTES - CONTEXT_BYTES, TOTAL_BYTES)
+
+
+def test_work_is_awaited_before_memory_goes(driver, context):
+    """What still runs may use it; the wait is over before the lock is taken."""
+    owned = memory(context, driver)
+    context.keep()
+    driver.calls.clear()
+    owned.close()
+    assert driver.calls.index("synchronize") < driver.calls.index("free")
+
+
+def test_reading_leaves_nothing(driver, context):
+    """A device that was never used is read, and is as it was."""
+    assert context.read() == (TOTAL_BYTES - CONTEXT_BYTES, TOTAL_BYTES)
+    assert (driver.users, driver.used(0)) == ([0, 0], 0)
+
+
+@pytest.mark.parametrize("reads", [1, 100])
+def test_buffers_survive_reading(driver, context, reads):
+    """Reading where something lives takes nothing away."""
+    owned = memory(context, driver)
+    for _ in range(reads):
+        assert context.read() == (TOTAL_BYTES - CONTEXT_BYTES - 2 * MIB, TOTAL_BYTES)
+    assert owned.handle in driver.memory_of[0]
+    assert driver.users == [1, 0]
+    owned.close()
+
+
+def test_reading_beside_other_code_does_not_disturb_it(driver, context):
+    """A context that another library made stays, with its memory."""
+    handle = driver.primary_retain(0)
+    driver.push(handle)
+    foreign = driver.allocate(MIB)
+    driver.pop()
+    context.read()
+    owned = memory(context, driver)
+    owned.close()
+    assert context.read() is not None
+    assert driver.users == [1, 0]
+    assert foreign in driver.memory_of[0]
+
+
+def test_a_device_once_used_is_not_read_anew(driver, context):
+    """Its context has ended: beginning one again only to look is left to a probe process."""
+    memory(context, driver).close()
+    driver.calls.clear()
+    assert context.read() is None
+    assert "primary_retain" not in driver.calls
+
+
+def test_a_context_ended_by_others_is_noticed(driver, context):
+    """Owners are stale, not used; the next one begins a new context."""
+    lost = [memory(context, driver) for _ in range(2)]
+    driver.end(0)
+    with pytest.raises(StaleContext, match=r"'memory': 2"):
+        memory(context, driver)
+    for each in lost:
+        with pytest.raises(StaleContext, match="context 1, which has ended"):
+            _ = each.handle
+    new = memory(context, driver)
+    assert new.generation == 2
+    for each in lost:
+        each.close()
+    assert new.handle in driver.memory_of[0]
+    new.close()
+    assert driver.users == [0, 0]
+
+
+def test_a_new_context_with_the_old_handle_is_noticed(driver, context):
+    """Others reset the device and use it again: the handle is the same, the context is not."""
+    owned = memory(context, driver)
+    driver.end(0)
+    driver.primary_retain(0)
+    with pytest.raises(StaleContext), context.current():
+        pass
+    with pytest.raises(StaleContext):
+        _ = owned.handle
+    owned.close()
+    driver.primary_release(0)
+
+
+def test_copying_and_launching_need_a_context(driver, context):
+    """Without owners there is nothing to copy to."""
+    for use in (context.current, context.keep):
+        with pytest.raises(StaleContext):
+            use().__enter__()
+
+
+def test_closing_is_once_and_quiet(driver, context):
+    """A second close does nothing, and what is closed is not handed out."""
+    owned = memory(context, driver)
+    owned.close()
+    owned.close()
+    assert driver.calls.count("free") == 1
+    with pytest.raises(Closed):
+        _ = owned.handle
+
+
+def test_a_fault_while_closing_is_logged(driver, context, caplog):
+    """Closing never raises; the log says what is left."""
+    owned = memory(context, driver)
+    driver.failures["free"] = ["illegal address"]
+    owned.close()
+    assert "illegal address" in caplog.text
+    assert driver.calls[-1] == "primary_release"
+    driver.violations.clear()  # the memory that could not be freed went with its context
+
+
+@pytest.mark.parametrize("call", ["primary_retain", "context_id", "push", "allocate"])
+def test_nothing_stays_of_what_failed(driver, context, call):
+    """Whatever call of the driver fails, no user and no byte is left, and it works next time."""
+    driver.failures[call] = ["out of memory"]
+    with pytest.raises(OutOfMemory):
+        memory(context, driver)
+    assert (driver.users, driver.used(0)) == ([0, 0], 0)
+    memory(context, driver).close()
+
+
+def test_a_failed_allocation_harms_no_other(driver, context):
+    """What lives already stays."""
+    owned = memory(context, driver)
+    with pytest.raises(OutOfMemory):
+        memory(context, driver, 2 * TOTAL_BYTES)
+    assert owned.handle in driver.memory_of[0]
+    owned.close()
+
+
+def test_devices_are_apart(driver):
+    """Each has its context; using one begins no other."""
+    first, second = Contexts(driver)
+    pinned = second.own("pinned memory", lambda: driver.allocate_host(64), driver.free_host)
+    assert driver.users == [0, 1]
+    assert first.read() is not None
+    assert driver.users == [0, 1]
+    pinned.close()
+
+
+def test_collected_objects_may_close_within(driver, context):
+    """An owner closed by the garbage collector in the middle of a call ends nothing early."""
+    old = memory(context, driver)
+
+    def make():
+        old.close()
+        return driver.allocate(MIB)
+
+    new = context.own("memory", make, driver.free)
+    assert driver.users == [1, 0]
+    new.close()
+    assert driver.users == [0, 0]
+
+
+@pytest.mark.parametrize("call", ["primary_is_active", "primary_retain", "memory"])
+def test_a_reading_that_fails_is_unknown(driver, call):
+    """Out of memory while looking, as on a full device: no value, and no harm."""
+    contexts = Contexts(driver)
+    driver.failures[call] = ["out of memory"]
+    assert contexts.read(uuid_of(0)) is None
+    assert driver.users == [0, 0]
+    assert contexts.read("GPU-unknown") is None
+    assert contexts.read(uuid_of(0)) == (TOTAL_BYTES - CONTEXT_BYTES, TOTAL_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("out of memory", OutOfMemory),
+        ("invalid value", InternalError),
+        ("destroyed", StaleContext),
+        ("no device", DeviceUnavailable),
+        ("illegal address", DeviceFault),
+    ],
+)
+def test_statuses_become_errors(driver, context, kind, error):
+    """Each keeps the call and the driver's own name of the status."""
+    driver.failures["allocate"] = [kind]
+    with pytest.raises(error, match=r"allocate said CUDA_ERROR_\w+ \(\d+\)") as caught:
+        memory(context, driver)
+    assert isinstance(caught.value, CorralError)
