@@ -87,11 +87,10 @@ class FakeDriver:
         context = CONTEXT_BYTES if ordinal + 1 in self._contexts else 0
         return context + sum(self.memory_of[ordinal].values()) + self.foreign[ordinal]
 
-    def end(self, ordinal: int) -> None:
-        """End a context as `cudaDeviceReset` of other code does: everything in it dies."""
+    def reset(self, ordinal: int) -> None:
+        """End a context as other code may: everything in it dies, the users are still counted."""
         with self._mutex:
             self._contexts.pop(ordinal + 1, None)
-            self.users[ordinal] = 0
             self.memory_of[ordinal].clear()
             self.host_of[ordinal].clear()
 
@@ -131,7 +130,7 @@ class FakeDriver:
                 lost = len(self.memory_of[ordinal]) + len(self.host_of[ordinal])
                 if lost:
                     self.violations.append(f"released with {lost} allocations alive")
-                self.end(ordinal)
+                self.reset(ordinal)
 
     def context_id(self, context: int) -> int:
         self._enter("context_id")

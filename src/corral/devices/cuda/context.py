@@ -20,7 +20,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from corral.devices.cuda.driver import DeviceFacts, Driver, LibraryDriver
@@ -152,21 +152,31 @@ class DeviceContext:
     def _verify(self) -> None:
         """Refuse a context that others ended; a new one may well have the same handle."""
         assert self._handle is not None
+        is_active = self._driver.primary_is_active(self.facts.ordinal)
         try:
-            is_ours = (
-                self._driver.primary_is_active(self.facts.ordinal)
-                and self._driver.context_id(self._handle) == self._id
-            )
+            is_ours = is_active and self._driver.context_id(self._handle) == self._id
         except StaleContext:
             is_ours = False
         if not is_ours:
             lost = dict(self.statistics().owned)
-            self._handle, self._is_kept = None, False
-            self._owned.clear()
+            self._forget(is_active)
             raise StaleContext(
                 f"the context of {self.facts.uuid} was ended by other code of this process, and "
                 f"{lost or 'nothing'} of corral with it: load again, and find who resets the device"
             )
+
+    def _forget(self, is_active: bool) -> None:
+        """Drop everything of a context that others ended.
+
+        A reset leaves the count of users as it was, so ours is still to be taken off, or the next
+        context would never end. If others have begun that one already, it may be by releasing once
+        too often before: then ours is gone, and taking off another would end theirs.
+        """
+        self._handle, self._is_kept = None, False
+        self._owned.clear()
+        if not is_active:
+            with suppress(StaleContext):  # released too often: there is no user to take off
+                self._driver.primary_release(self.facts.ordinal)
 
     def _end_if_unused(self) -> None:
         if self._handle is None or self._owned or self._inside_count or self._is_kept:

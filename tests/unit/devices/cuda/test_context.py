@@ -114,10 +114,20 @@ def test_a_device_once_used_is_not_read_anew(driver, context):
     assert "primary_retain" not in driver.calls
 
 
-def test_a_context_ended_by_others_is_noticed(driver, context):
-    """Owners are stale, not used; the next one begins a new context."""
+def lose_by_reset(driver):
+    driver.reset(0)
+
+
+def lose_by_release(driver):
+    driver.primary_release(0)
+    driver.violations.clear()  # the memory in it is the point
+
+
+@pytest.mark.parametrize("lose", [lose_by_reset, lose_by_release])
+def test_a_context_ended_by_others_is_noticed(driver, context, lose):
+    """Owners are stale, not used; the next one begins a new context, which ends in its turn."""
     lost = [memory(context, driver) for _ in range(2)]
-    driver.end(0)
+    lose(driver)
     with pytest.raises(StaleContext, match=r"'memory': 2"):
         memory(context, driver)
     for each in lost:
@@ -129,20 +139,26 @@ def test_a_context_ended_by_others_is_noticed(driver, context):
         each.close()
     assert new.handle in driver.memory_of[0]
     new.close()
-    assert driver.users == [0, 0]
+    driver.violations = [
+        text for text in driver.violations if text != "primary_release without a user"
+    ]
+    assert (driver.users, driver.used(0)) == ([0, 0], 0)
 
 
 def test_a_new_context_with_the_old_handle_is_noticed(driver, context):
     """Others reset the device and use it again: the handle is the same, the context is not."""
     owned = memory(context, driver)
-    driver.end(0)
-    driver.primary_retain(0)
+    driver.reset(0)
+    theirs = driver.primary_retain(0)
+    driver.push(theirs)
+    address = driver.allocate(MIB)
+    driver.pop()
     with pytest.raises(StaleContext), context.current():
         pass
     with pytest.raises(StaleContext):
         _ = owned.handle
     owned.close()
-    driver.primary_release(0)
+    assert address in driver.memory_of[0]
 
 
 def test_copying_and_launching_need_a_context(driver, context):

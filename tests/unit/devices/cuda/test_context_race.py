@@ -42,7 +42,7 @@ class CountingContext:
         self.driver.pop()
         if self.count == 0:
             self.driver.before("reset")
-            self.driver.end(0)
+            self.driver.reset(0)
         return reading
 
 
