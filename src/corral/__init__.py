@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from corral.contract.messages import FinishReason, SamplingParams
     from corral.engine.generation import Generation
-    from corral.engine.metrics import GenerationStatistics, MemoryRow, MemoryStatistics
+    from corral.engine.metrics import (
+        GenerationStatistics,
+        MemoryGrowth,
+        MemoryRow,
+        MemoryStatistics,
+    )
     from corral.engine.model import ChatReply, Model
     from corral.engine.planning import PlanReport, plan
     from corral.errors import CorralError
+    from corral.memory.growth import Slope
 
 __all__ = [
     "ChatReply",
@@ -25,11 +31,13 @@ __all__ = [
     "FinishReason",
     "Generation",
     "GenerationStatistics",
+    "MemoryGrowth",
     "MemoryRow",
     "MemoryStatistics",
     "Model",
     "PlanReport",
     "SamplingParams",
+    "Slope",
     "plan",
 ]
 
@@ -39,11 +47,13 @@ _HOMES = {
     "FinishReason": "corral.contract.messages",
     "Generation": "corral.engine.generation",
     "GenerationStatistics": "corral.engine.metrics",
+    "MemoryGrowth": "corral.engine.metrics",
     "MemoryRow": "corral.engine.metrics",
     "MemoryStatistics": "corral.engine.metrics",
     "Model": "corral.engine.model",
     "PlanReport": "corral.engine.planning",
     "SamplingParams": "corral.contract.messages",
+    "Slope": "corral.memory.growth",
     "plan": "corral.engine.planning",
 }
 

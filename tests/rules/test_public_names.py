@@ -13,11 +13,13 @@ PUBLIC = (
     "FinishReason",
     "Generation",
     "GenerationStatistics",
+    "MemoryGrowth",
     "MemoryRow",
     "MemoryStatistics",
     "Model",
     "PlanReport",
     "SamplingParams",
+    "Slope",
     "plan",
 )
 

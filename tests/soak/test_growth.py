@@ -85,7 +85,7 @@ def test_long_answer(path, monkeypatch):
             count = watched.model.statistics().evaluations
             if count >= done + every:
                 done = count
-                samples.add(count)
+                samples.sample(count)
                 watched.check_buffers()
             if early is None and count >= tokens // 10:
                 early = live_objects()
@@ -96,7 +96,7 @@ def test_long_answer(path, monkeypatch):
     early.pop(Link, None)
     assert late == early
     slope = samples.slope(skip=SAMPLES // 10)
-    assert slope.is_nothing(BYTES_A_TOKEN), slope
+    assert not slope.is_growth(BYTES_A_TOKEN), slope
 
 
 def test_answers_in_turn(path, monkeypatch):
@@ -109,11 +109,11 @@ def test_answers_in_turn(path, monkeypatch):
             answer = watched.model.generate(PROMPT, max_tokens=tokens, ignore_eos=True)
             for number, _ in enumerate(answer):
                 if number % 100 == 0:
-                    samples.add(run * tokens + number)
+                    samples.sample(run * tokens + number)
             assert answer.statistics.generated_tokens == tokens
             del answer
             watched.check_buffers()
             first = first or live_objects()
         assert live_objects() == first
     slope = samples.slope(skip=samples.count // runs)
-    assert slope.is_nothing(BYTES_A_TOKEN_OVER_ANSWERS), slope
+    assert not slope.is_growth(BYTES_A_TOKEN_OVER_ANSWERS), slope

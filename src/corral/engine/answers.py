@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.engine.engine import Emission, Engine
-from corral.engine.metrics import EngineStatistics
+from corral.engine.growth import GrowthWatch
+from corral.engine.metrics import EngineStatistics, MemoryGrowth
 from corral.engine.sequence import Sequence, SequenceState
 from corral.errors import Closed
 from corral.sampling.sampler import Sampler
@@ -21,9 +22,10 @@ from corral.sampling.sampler import Sampler
 class Answers:
     """Owns an engine and the tokens that nobody has read yet."""
 
-    def __init__(self, engine: Engine, *, name: str) -> None:
+    def __init__(self, engine: Engine, *, name: str, watch: GrowthWatch | None = None) -> None:
         self._engine = engine
         self._name = name
+        self._watch = watch
         self._lock = threading.Lock()
         self._unread: dict[int, deque[Emission]] = {}
         self._abandoned: deque[Sequence] = deque()
@@ -59,8 +61,11 @@ class Answers:
             unread = self._unread.get(sequence.id)
             while not unread and sequence.state is not SequenceState.FINISHED:
                 self._cancel_abandoned()
-                for emission in self._engine.step():
+                emissions = self._engine.step()
+                for emission in emissions:
                     self._unread[emission.sequence.id].append(emission)
+                if self._watch is not None:
+                    self._watch.generated(len(emissions))
             if not unread:
                 self._unread.pop(sequence.id, None)
                 return None
@@ -89,6 +94,13 @@ class Answers:
         with self._lock:
             self._cancel_abandoned()
             return self._engine.statistics()
+
+    def growth(self) -> MemoryGrowth | None:
+        """Return what the tokens so far added to memory; None if nobody watches."""
+        if self._watch is None:
+            return None
+        with self._lock:
+            return self._watch.growth()
 
     def close(self) -> None:
         """Let nothing run any more; a second call does nothing."""

@@ -1,8 +1,12 @@
 """What can be asked of a loaded model: frozen numbers, for the library, the command line, tests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from corral.contract.messages import FinishReason
+from corral.memory.growth import Slope
+from corral.memory.ledger import LedgerEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,38 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryGrowth:
+    """Bytes that each generated token added, over the run so far.
+
+    An answer keeps its tokens and text while it lasts, some 100 bytes of the host each. More, or
+    anything on the device, is a leak.
+    """
+
+    generated_tokens: int
+    num_samples: int
+    host: Slope | None
+    """Of the memory of this process that no file backs; None where the system does not tell it, or
+    too few tokens were generated to say."""
+    device: Slope | None
+    """Of what is allocated on the device; None if there are too few tokens to say."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryStatistics:
     """Every byte a model holds."""
 
     rows: tuple[MemoryRow, ...]
+    growth: MemoryGrowth | None = None
+    """Known to models that were loaded with `watch_growth`."""
+
+    @classmethod
+    def of(cls, entries: Iterable[LedgerEntry], growth: MemoryGrowth | None) -> Self:
+        """Show what a ledger has, and how it grows."""
+        rows = (
+            MemoryRow(e.device, e.lifetime.value, e.planned_bytes, e.allocated_bytes)
+            for e in entries
+        )
+        return cls(tuple(rows), growth)
 
     @property
     def total_bytes(self) -> int:

@@ -21,13 +21,9 @@ from corral.engine import checks
 from corral.engine.answers import Answers
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
+from corral.engine.growth import GrowthWatch
 from corral.engine.load import LoadedModel, load_file
-from corral.engine.metrics import (
-    EngineStatistics,
-    GenerationStatistics,
-    MemoryRow,
-    MemoryStatistics,
-)
+from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
 from corral.engine.options import Options
 from corral.engine.runner import Runner
 from corral.errors import Closed, ContextExceeded, TemplateError
@@ -70,6 +66,7 @@ class Model:
         device: str,
         ledger: Ledger,
         closing: ExitStack,
+        watch: GrowthWatch | None = None,
     ) -> None:
         """Put an engine on a loaded model; use `load` instead."""
         self.metadata = metadata
@@ -80,7 +77,8 @@ class Model:
         self._closing = closing
         groups = loaded.design.kv.groups
         runner = Runner(loaded.backend, loaded.programs[0], groups)
-        self._answers = Answers(Engine(runner, groups, context=self.context), name=name)
+        engine = Engine(runner, groups, context=self.context)
+        self._answers = Answers(engine, name=name, watch=watch)
         self._workspace = Workspace(self.vocabulary_size)
         self._tokenizer = tokenizer
         self._template: ChatTemplate | None = None
@@ -96,6 +94,7 @@ class Model:
         kv_type: str = "f16",
         threads: int | None = None,
         progress: Progress | None = None,
+        watch_growth: bool = False,
     ) -> "Model":
         """Load a model by path, cached name, `hf:owner/repo[/file]` or `demo`.
 
@@ -109,6 +108,7 @@ class Model:
                 machine has processors is allowed, and slow.
             progress: called with a stage ("download", "unpack", "kernels", "read" and others),
                 what is done, and the total, 0 if that is not known.
+            watch_growth: whether `memory().growth` shall tell what a token adds to memory.
 
         Raises:
             UsageError: if the name or a setting is wrong.
@@ -122,6 +122,7 @@ class Model:
         kv_type = checks.text("kv_type", kv_type)
         threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
         checks.progress(progress)
+        watch_growth = checks.flag("watch_growth", watch_growth)
         registry.resolve(device)
         # All that can be refused now was: a wrong setting shall not wait for a download.
         path, ledger = resolve(name, progress=progress), Ledger()
@@ -143,6 +144,7 @@ class Model:
             device=on.name,
             ledger=ledger,
             closing=closing,
+            watch=GrowthWatch(lambda: on.allocated_bytes) if watch_growth else None,
         )
 
     def close(self) -> None:
@@ -329,13 +331,7 @@ class Model:
 
     def memory(self) -> MemoryStatistics:
         """Return every byte the model holds, planned and allocated, by device and lifetime."""
-        entries = self._ledger.statistics()
-        return MemoryStatistics(
-            tuple(
-                MemoryRow(e.device, e.lifetime.value, e.planned_bytes, e.allocated_bytes)
-                for e in entries
-            )
-        )
+        return MemoryStatistics.of(self._ledger.statistics(), self._answers.growth())
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
