@@ -3,19 +3,37 @@
 import signal
 import threading
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypedDict
 
+from corral.cli import sampling
 from corral.cli.arguments import Parser, real, whole
 from corral.memory.ledger import format_bytes
 
 if TYPE_CHECKING:
-    from corral import Generation, GenerationStatistics, MemoryStatistics, SamplingParams
+    from corral import (
+        Generation,
+        GenerationStatistics,
+        MemoryStatistics,
+        Model,
+        SamplingParams,
+    )
 
+DEFAULT_MAX_TOKENS: Final = 1024
+"""Longest answer to a prompt where nothing is said: small models may never end by themselves."""
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+
+
+class Keywords(TypedDict):
+    """What every way to ask a model takes."""
+
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    sampling: "SamplingParams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +43,8 @@ class AnswerOptions:
     max_tokens: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
-    sampling: "SamplingParams"
+    given: Mapping[str, float]
+    """Fields of the sampling that the user set."""
 
     @classmethod
     def of(cls, parsed: Namespace) -> "AnswerOptions":
@@ -36,17 +55,34 @@ class AnswerOptions:
         """
         from corral.contract.messages import SamplingParams
 
-        given = {name: getattr(parsed, name) for name in _SAMPLING}
-        sampling = SamplingParams(**{n: value for n, value in given.items() if value is not None})
-        sampling.validate()
-        return cls(parsed.max_tokens, tuple(parsed.stop), parsed.ignore_eos, sampling)
+        values = {name: getattr(parsed, name) for name in _SAMPLING}
+        given = {name: value for name, value in values.items() if value is not None}
+        SamplingParams(**given)  # refused now rather than after a download
+        return cls(parsed.max_tokens, tuple(parsed.stop), parsed.ignore_eos, given)
+
+    def keywords(self, model: "Model", *, longest: int | None = None) -> Keywords:
+        """Return the options for a model; `longest` is the limit where the user set none."""
+        limit = self.max_tokens
+        if limit is None and not self.ignore_eos:
+            limit = longest
+        return Keywords(
+            max_tokens=limit,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            sampling=sampling.choose(model, self.given),
+        )
 
 
 def add_answer_options(parser: Parser) -> None:
     """Add what `AnswerOptions` holds."""
     group = parser.add_argument_group("answer")
     group.add_argument(
-        "-n", "--max-tokens", metavar="N", type=whole(0), help="longest answer (default: no limit)"
+        "-n",
+        "--max-tokens",
+        metavar="N",
+        type=whole(0),
+        help=f"longest answer (default: {DEFAULT_MAX_TOKENS}; no limit in a chat or with "
+        "--ignore-eos)",
     )
     group.add_argument(
         "--stop",
@@ -62,7 +98,9 @@ def add_answer_options(parser: Parser) -> None:
 
 
 def _add_sampling(parser: Parser) -> None:
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group(
+        "sampling", "What is not given is as the model's makers advise in its file, else as said."
+    )
     group.add_argument(
         "--temperature",
         metavar="X",
@@ -130,15 +168,23 @@ def _first_interrupt(then: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def statistics_line(statistics: "GenerationStatistics", memory_bytes: int) -> str:
-    """Return what an answer took, on one line."""
+def statistics_line(
+    statistics: "GenerationStatistics", memory_bytes: int, *, unasked_limit: int | None = None
+) -> str:
+    """Return what an answer took, on one line; it tells of a limit that the user did not set."""
     cached = f" ({statistics.cached_tokens} cached)" if statistics.cached_tokens else ""
-    return (
-        f"{statistics.prompt_tokens} prompt tokens{cached}{_at(statistics.prefill_tokens_per_s)} · "
-        f"{statistics.generated_tokens} generated{_at(statistics.decode_tokens_per_s)} · "
-        f"first after {statistics.time_to_first_token_s:.2f} s · "
-        f"memory {format_bytes(memory_bytes)}"
-    )
+    word = "token" if statistics.prompt_tokens == 1 else "tokens"
+    parts = [
+        f"{statistics.prompt_tokens} prompt {word}{cached}{_at(statistics.prefill_tokens_per_s)}",
+        f"{statistics.generated_tokens} generated{_at(statistics.decode_tokens_per_s)}",
+        f"first after {statistics.time_to_first_token_s:.2f} s",
+        f"memory {format_bytes(memory_bytes)}",
+    ]
+    if not statistics.generated_tokens:
+        del parts[2]
+    if unasked_limit is not None and statistics.finish_reason.value == "length":
+        parts.insert(2, f"stopped at the default limit of {unasked_limit:,}, -n N sets another")
+    return " · ".join(parts)
 
 
 def _at(tokens_per_s: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from corral.cli.answer import AnswerOptions, statistics_line, stream
+from corral.cli.answer import AnswerOptions, Keywords, statistics_line, stream
 from corral.cli.output import note, write
 from corral.errors import UsageError
 
@@ -75,7 +75,7 @@ def chat(
     """
     _ = model.template  # refused before the first question rather than after it
     read = read or _terminal_reader()
-    conversation = Conversation(system)
+    conversation, keywords = Conversation(system), options.keywords(model)
     note(f"chat with {model.name}; /help lists commands, Ctrl-D leaves")
     while True:
         try:
@@ -93,7 +93,7 @@ def chat(
         if command:
             _obey(command[1], command[2] or "", conversation)
         elif entry.strip():
-            _turn(model, options, conversation, entry)
+            _turn(model, keywords, conversation, entry)
 
 
 def read_entry(read: Read) -> str:
@@ -136,17 +136,11 @@ def _obey(command: str, text: str, conversation: Conversation) -> None:
             note(f"no command /{command}; /help lists them")
 
 
-def _turn(model: "Model", options: AnswerOptions, conversation: Conversation, entry: str) -> None:
+def _turn(model: "Model", keywords: Keywords, conversation: Conversation, entry: str) -> None:
     conversation.ask(entry)
     text = ""
     try:
-        generation = model.stream_chat(
-            conversation.messages(),
-            max_tokens=options.max_tokens,
-            stop=options.stop,
-            ignore_eos=options.ignore_eos,
-            sampling=options.sampling,
-        )
+        generation = model.stream_chat(conversation.messages(), **keywords)
         text = stream(generation, write)
     except UsageError as error:
         note(f"{error}; /reset starts over")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli import arguments as options
 from corral.cli.answer import (
+    DEFAULT_MAX_TOKENS,
     AnswerOptions,
     add_answer_options,
     as_json,
@@ -98,16 +99,17 @@ def _answer(model: "Model", prompt: str, run: RunOptions) -> int:
     if run.is_json:
         print_json({"model": model.name, **as_json(text, statistics, model.memory())})
     else:
-        if not text.endswith("\n"):
+        if text and not text.endswith("\n"):
             write("\n")
-        note(statistics_line(statistics, model.memory().total_bytes))
+        limit = None if run.answer.max_tokens is not None else DEFAULT_MAX_TOKENS
+        note(statistics_line(statistics, model.memory().total_bytes, unasked_limit=limit))
     if statistics.finish_reason.value == "context":
         note(f"stopped: the context of {model.context} tokens is full; --context makes it larger")
     return _INTERRUPTED if statistics.finish_reason.value == "cancelled" else 0
 
 
 def _start(model: "Model", prompt: str, run: RunOptions) -> "Generation":
-    answer = run.answer
+    keywords = run.answer.keywords(model, longest=DEFAULT_MAX_TOKENS)
     is_raw = run.is_raw
     if not is_raw and _CHAT_TEMPLATE not in model.metadata:
         if run.system is not None:
@@ -115,24 +117,11 @@ def _start(model: "Model", prompt: str, run: RunOptions) -> "Generation":
         note(f"{model.name} has no chat template: the prompt is continued as it is (--raw)")
         is_raw = True
     if is_raw:
-        return model.generate(
-            prompt,
-            parse_special=True,
-            max_tokens=answer.max_tokens,
-            stop=answer.stop,
-            ignore_eos=answer.ignore_eos,
-            sampling=answer.sampling,
-        )
+        return model.generate(prompt, parse_special=True, **keywords)
     messages = [{"role": "user", "content": prompt}]
     if run.system is not None:
         messages.insert(0, {"role": "system", "content": run.system})
-    return model.stream_chat(
-        messages,
-        max_tokens=answer.max_tokens,
-        stop=answer.stop,
-        ignore_eos=answer.ignore_eos,
-        sampling=answer.sampling,
-    )
+    return model.stream_chat(messages, **keywords)
 
 
 def _nowhere(piece: str) -> None:

@@ -12,7 +12,22 @@ import numpy as np
 from corral.contract.messages import FinishReason
 from corral.engine.metrics import GenerationStatistics, MemoryRow, MemoryStatistics
 from corral.errors import ContextExceeded, TemplateError
+from corral.gguf import Metadata
 
+METADATA = {
+    "base": Metadata.of({}),
+    "chat": Metadata.of({"tokenizer.chat_template": "…"}),
+    "advised": Metadata.of(
+        {
+            "tokenizer.chat_template": "…",
+            "general.sampling.temp": 0.6,
+            "general.sampling.top_k": 20,
+            "general.sampling.top_p": 0.95,
+            "general.sampling.min_p": 7.0,
+            "general.sampling.penalty_repeat": "much",
+        }
+    ),
+}
 VOCABULARY = 300
 BOS = 299
 
@@ -69,7 +84,9 @@ class FakeModel:
         self.context = options["context"] or 4096
         self.vocabulary_size = VOCABULARY
         self.is_closed = False
-        self.metadata = {} if "base" in path.name else {"tokenizer.chat_template": "…"}
+        self.metadata = METADATA["base" if "base" in path.name else "chat"]
+        if "advised" in path.name:
+            self.metadata = METADATA["advised"]
 
     @classmethod
     def load(cls, path, *, progress=None, **options):
@@ -106,6 +123,10 @@ class FakeModel:
             return FakeGeneration(["late"], delay_s=60.0)
         if asked == "full":
             return FakeGeneration(["a"], FinishReason.CONTEXT)
+        if asked == "endless":
+            return FakeGeneration(["on", "and"], FinishReason.LENGTH)
+        if asked == "nothing":
+            return FakeGeneration([], FinishReason.LENGTH)
         if asked == "evil":
             return FakeGeneration(["a\x1b[31mb\x07"])
         if asked == "bug":

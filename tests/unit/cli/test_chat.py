@@ -13,7 +13,6 @@ import pytest
 
 from corral.cli.answer import AnswerOptions
 from corral.cli.chat import Conversation, chat, read_entry
-from corral.contract.messages import SamplingParams
 from corral.errors import TemplateError
 from unit.cli.fake_model import FakeModel
 
@@ -39,7 +38,7 @@ def talk(tmp_path):
 
     def run(*lines, name="demo", system=None):
         model = FakeModel(tmp_path / f"{name}.gguf", {"context": 100})
-        options = AnswerOptions(None, (), False, SamplingParams())
+        options = AnswerOptions(None, (), False, {})
         chat(model, options, system=system, read=reader(*lines))
         return [messages for _, messages, _ in model.calls]
 

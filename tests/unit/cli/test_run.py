@@ -4,7 +4,20 @@ import json
 import subprocess
 import sys
 
+from corral.cli.answer import statistics_line
+from corral.contract.messages import FinishReason
+from corral.engine.metrics import GenerationStatistics
 from unit.cli.fake_model import FakeModel
+
+STATISTICS = GenerationStatistics(
+    prompt_tokens=1,
+    cached_tokens=0,
+    generated_tokens=2,
+    prefill_s=0.01,
+    decode_s=0.5,
+    time_to_first_token_s=0.01,
+    finish_reason=FinishReason.STOP,
+)
 
 
 def test_answers_on_stdout_and_reports_on_stderr(corral):
@@ -115,3 +128,29 @@ def piped(text, *arguments):
 def test_output_to_a_file_is_untouched(corral):
     """Control characters of a model reach a pipe or file as they are."""
     assert corral("run", "evil").out == "a\x1b[31mb\x07\n"
+
+
+def test_an_answer_has_a_limit_of_its_own(corral):
+    """Without -n an answer ends at 1,024 tokens, and the statistics say so and what to do."""
+    outcome = corral("run", "endless")
+    assert FakeModel.last.calls[0][2]["max_tokens"] == 1024
+    assert " · stopped at the default limit of 1,024, -n N sets another · " in outcome.err
+    assert "stopped" not in corral("run", "endless", "-n", 2).err
+
+
+def test_ignoring_the_end_has_no_limit(corral):
+    """--ignore-eos goes on until the context is full, unless -n says otherwise."""
+    corral("run", "hi", "--ignore-eos")
+    assert FakeModel.last.calls[0][2]["max_tokens"] is None
+
+
+def test_one_token_is_singular():
+    """A prompt of one token is no tokens."""
+    assert statistics_line(STATISTICS, 1024).startswith("1 prompt token at ")
+
+
+def test_no_token_takes_no_line(corral):
+    """-n 0 reads the prompt only: nothing on stdout, and no time of a first token."""
+    outcome = corral("run", "nothing", "-n", 0)
+    assert outcome.out == ""
+    assert outcome.err.endswith("0 generated · memory 1.0 KiB\n")
