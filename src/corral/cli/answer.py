@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from corral.cli import sampling
-from corral.cli.arguments import Parser, real, whole
+from corral.cli.arguments import Parser, real, utf8, whole
 from corral.memory.ledger import format_bytes
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def add_answer_options(parser: Parser) -> None:
     group.add_argument(
         "--stop",
         metavar="TEXT",
+        type=utf8,
         action="append",
         default=[],
         help="text that ends the answer; may be given several times",

@@ -77,6 +77,22 @@ def real(low: float, high: float) -> Callable[[str], float]:
     return convert
 
 
+def utf8(given: str) -> str:
+    """Take an argument that a model shall read; bytes that are no UTF-8 come as surrogates."""
+    if not is_text(given):
+        raise ArgumentTypeError("is not UTF-8; convert it, for example with iconv")
+    return given
+
+
+def is_text(given: str) -> bool:
+    """Whether a string came from proper UTF-8, rather than with surrogates for other bytes."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How a model is to be loaded."""

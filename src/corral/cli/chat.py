@@ -3,6 +3,7 @@
 Ctrl-C ends an answer or clears an entry, never the chat; Ctrl-D or /exit leaves.
 """
 
+import io
 import re
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from corral.cli.answer import AnswerOptions, Keywords, statistics_line, stream
+from corral.cli.arguments import is_text
 from corral.cli.output import note, write
 from corral.errors import UsageError
 
@@ -87,6 +89,9 @@ def chat(
             print(file=sys.stderr)
             note("/exit or Ctrl-D leaves")
             continue
+        if not is_text(entry):
+            note("that is not UTF-8, so it was not sent; set the terminal to UTF-8")
+            continue
         command = _COMMAND.fullmatch(entry.strip())
         if command and command[1] == "exit":
             return
@@ -154,6 +159,8 @@ def _turn(model: "Model", keywords: Keywords, conversation: Conversation, entry:
 
 
 def _terminal_reader() -> Read:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # told by the chat, not raised in between
     if not sys.stdout.isatty():
         return _read_beside_output
     with suppress(ImportError):  # some builds of Python lack it

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli.arguments import Parser, add_json, add_model
 from corral.cli.describe import Description, describe
-from corral.cli.output import print_columns, print_json, visible
+from corral.cli.output import print_columns, print_json, say, visible
 from corral.cli.progress import ProgressDisplay
 from corral.memory.ledger import format_bytes
 
@@ -43,7 +43,7 @@ def _print_text(
     description: Description, metadata: "Metadata", tensors: Iterable["TensorInfo"]
 ) -> None:
     print_columns(_summary(description), "<<")
-    print()
+    say()
     rows = [(key, *_type_and_text(metadata.value(key))) for key in metadata]
     print_columns(rows, "<<<")
     listed = [
@@ -51,7 +51,7 @@ def _print_text(
         for t in tensors
     ]
     if listed:
-        print()
+        say()
         print_columns(listed, "<<<>")
 
 

@@ -17,11 +17,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import cast
 
+from corral.cli.output import discard, finish, say
 from corral.config import settings
-from corral.errors import CorralError, UsageError
+from corral.errors import CorralError, ResourceError, UsageError
 from corral.log import configure, escape, verbosity_of
 
 COMMANDS = {
@@ -58,16 +60,17 @@ _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 130, 141, 143
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
+        _require_streams()
         with _termination_cleans_up():
             code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()
+            finish()
             return code
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        _discard_output()
+        discard()
         return _PIPE_CLOSED
     except CorralError as error:
         return _report(str(error), error.exit_code)
@@ -85,12 +88,12 @@ def _dispatch(arguments: list[str]) -> int:
     configure(verbosity_of(settings().log_level))
     _survive_any_character()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage(), end="")
+        say(usage().rstrip("\n"))
         return 0 if arguments else UsageError.exit_code
     if arguments[0] == "--version":
         import corral
 
-        print("corral", corral.__version__)
+        say(f"corral {corral.__version__}")
         return 0
     return _command(arguments[0])(arguments[1:])
 
@@ -108,6 +111,18 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         raise UsageError(f"there is no command {name[:40]!r}{hint}")
     module = importlib.import_module(f"corral.cli.{name}")
     return cast(Callable[[Sequence[str]], int], module.execute)
+
+
+def _require_streams() -> None:
+    """Refuse to compute what cannot be shown; messages may be lost without harm.
+
+    Raises:
+        ResourceError: stdout is closed.
+    """
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
+    if sys.stdout is None:
+        raise ResourceError("cannot write the answer: standard output is closed (>&-)")
 
 
 def _survive_any_character() -> None:
@@ -148,9 +163,3 @@ def _is_debugging() -> bool:
         return settings().log_level == "debug"
     except CorralError:  # the setting itself is what is reported
         return False
-
-
-def _discard_output() -> None:
-    """Point stdout nowhere: the interpreter flushes it once more at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,9 +1,13 @@
 """Text for people: notes on stderr, results on stdout, nothing that drives a terminal."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TextIO
+
+from corral.errors import ResourceError
 
 # What a terminal would obey rather than show; line feed and tab stay.
 _CONTROLS = {
@@ -24,13 +28,44 @@ def visible(text: str) -> str:
 def write(text: str, stream: TextIO | None = None) -> None:
     """Write a piece of an answer at once: as it is to a file or pipe, safely to a terminal."""
     target = sys.stdout if stream is None else stream
-    target.write(visible(text) if target.isatty() else text)
-    target.flush()
+    with _writing("the answer"):
+        target.write(visible(text) if target.isatty() else text)
+        target.flush()
+
+
+def say(text: str = "") -> None:
+    """Print lines of a result on stdout."""
+    with _writing("the result"):
+        print(text)
+
+
+def finish() -> None:
+    """Write what is still buffered for stdout: a full disk shall be told, not found out later."""
+    with _writing("the result"):
+        sys.stdout.flush()
+
+
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Say what could not be written and why; a reader that is gone stays a BrokenPipeError."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard()
+        raise ResourceError(f"cannot write {what}: {error.strerror}") from error
+
+
+def discard() -> None:
+    """Point stdout nowhere: the interpreter flushes it once more at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(value: object) -> None:
     """Print one JSON value on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    say(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def print_columns(rows: Iterable[Sequence[str]], align: str) -> None:
@@ -41,7 +76,7 @@ def print_columns(rows: Iterable[Sequence[str]], align: str) -> None:
         cells = (
             f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
         )
-        print("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
 
 
 def megabytes(size: int) -> str:

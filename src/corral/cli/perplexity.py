@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from corral.cli import arguments as options
 from corral.cli.arguments import LoadOptions, Parser, whole
 from corral.cli.loading import loaded
-from corral.cli.output import note, print_json
+from corral.cli.output import note, print_json, say
 from corral.cli.progress import ProgressDisplay
 from corral.errors import InvalidArgument, UsageError
 
@@ -168,7 +168,7 @@ def _shown(estimate: Estimate) -> str:
 
 def _print(name: str, context: int, estimate: Estimate, *, is_json: bool) -> None:
     if not is_json:
-        print(f"{_shown(estimate)} ({estimate.tokens} tokens of {estimate.chunks} chunks)")
+        say(f"{_shown(estimate)} ({estimate.tokens} tokens of {estimate.chunks} chunks)")
         return
     print_json(
         {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli import arguments as options
 from corral.cli.arguments import Parser, whole
-from corral.cli.output import print_columns, print_json
+from corral.cli.output import print_columns, print_json, say
 from corral.cli.progress import ProgressDisplay
 from corral.memory.ledger import format_bytes
 
@@ -62,9 +62,7 @@ def execute(given: Sequence[str]) -> int:
 
 
 def _print_text(name: str, kv_type: str, plan: "PlanReport") -> None:
-    print(
-        f"{name} on {plan.device}: context {plan.context} × {plan.parallel}, KV cache {kv_type}\n"
-    )
+    say(f"{name} on {plan.device}: context {plan.context} × {plan.parallel}, KV cache {kv_type}\n")
     rows = [
         (row.lifetime, format_bytes(row.bytes), f"{row.bytes:,}", _WHAT.get(row.lifetime, ""))
         for row in plan.rows

@@ -11,6 +11,8 @@ from corral.cli.output import note
 from corral.errors import UsageError
 
 _PATIENCE_S = 3.0
+MAX_BYTES = 16 << 20
+"""Far more than any context holds, and little beside a model."""
 
 
 def gather(argument: str | None, stdin: TextIO | None) -> str | None:
@@ -20,10 +22,9 @@ def gather(argument: str | None, stdin: TextIO | None) -> str | None:
     by other programs often inherit a pipe that nobody writes to or closes.
 
     Raises:
-        UsageError: there is neither a prompt nor a terminal to chat on, or the prompt is empty.
+        UsageError: there is neither a prompt nor a terminal to chat on, or the prompt is empty,
+            longer than `MAX_BYTES` or no UTF-8.
     """
-    if argument is not None:
-        argument = argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     piped = _piped(stdin, is_needed=argument is None)
     if argument is None and piped is None:
         if stdin is not None and stdin.isatty():
@@ -42,8 +43,27 @@ def _piped(stdin: TextIO | None, *, is_needed: bool) -> str | None:
     if not is_needed and not _speaks(stdin):
         note("standard input is open but silent; going on without it (</dev/null avoids the wait)")
         return None
-    data = stdin.buffer.read().decode("utf-8", "replace")
-    return data.removesuffix("\n").removesuffix("\r")
+    return _decoded(_bounded(stdin)).removesuffix("\n").removesuffix("\r")
+
+
+def _bounded(stdin: TextIO) -> bytes:
+    data = stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise UsageError(
+            f"standard input holds more than {MAX_BYTES >> 20} MiB, which no context is long "
+            "enough for; pipe in less"
+        )
+    return data
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"standard input is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; "
+            "convert it, for example with iconv"
+        ) from None
 
 
 def _is_pipe_or_file(stdin: TextIO) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from corral.cli.arguments import Parser, add_json
-from corral.cli.output import print_json
+from corral.cli.output import print_json, say
 from corral.cli.progress import ProgressDisplay
 
 
@@ -22,5 +22,5 @@ def execute(given: Sequence[str]) -> int:
     if parsed.json:
         print_json({"name": parsed.model, "path": str(path), "size_bytes": path.stat().st_size})
     else:
-        print(path)
+        say(str(path))
     return 0

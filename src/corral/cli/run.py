@@ -60,9 +60,15 @@ def _parse(given: Sequence[str]) -> RunOptions:
         "Answer a prompt, or chat when there is none and this is a terminal.",
     )
     parser.add_argument(
-        "prompt", metavar="PROMPT", nargs="?", help="what to ask; piped text is added below it"
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        type=options.utf8,
+        help="what to ask; piped text is added below it",
     )
-    parser.add_argument("--system", metavar="TEXT", help="instructions before the conversation")
+    parser.add_argument(
+        "--system", metavar="TEXT", type=options.utf8, help="instructions before the conversation"
+    )
     parser.add_argument(
         "--raw",
         action="store_true",

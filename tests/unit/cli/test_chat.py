@@ -105,6 +105,12 @@ def test_a_path_is_no_command(talk):
     assert len(talk("/etc/passwd is what?")) == 1
 
 
+def test_an_entry_that_is_no_text_is_not_sent(talk, capsys):
+    """What came with bytes that are not UTF-8 never reaches the model."""
+    assert [messages[-1]["content"] for messages in talk("a\udcff", "b")] == ["b"]
+    assert "not UTF-8" in capsys.readouterr().err
+
+
 def test_empty_entries_are_skipped(talk):
     """An empty line asks nothing."""
     assert talk("", "   ") == []
@@ -173,7 +179,7 @@ class Terminal:
         return match
 
     def type(self, text):
-        os.write(self.fd, text.encode())
+        os.write(self.fd, text.encode("utf-8", "surrogateescape"))
 
     def interrupt(self):
         # readline misses a signal between showing its prompt and waiting; nobody types so fast.
@@ -227,3 +233,13 @@ def test_control_characters_do_not_reach_the_terminal(terminal):
     terminal.wait_for("> ")
     terminal.type("evil\n")
     terminal.wait_for(re.escape(r"a\x1b[31mb\x07"))
+
+
+def test_bytes_that_are_no_text_are_told(terminal):
+    """An entry in another encoding is not sent; the chat says why and goes on."""
+    terminal.wait_for("> ")
+    terminal.type("caf\udcff!\n")
+    terminal.wait_for("that is not UTF-8, so it was not sent")
+    terminal.wait_for("> ")
+    terminal.type("café\n")
+    terminal.wait_for("1: you said café")

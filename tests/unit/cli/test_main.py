@@ -1,6 +1,7 @@
 """Exit codes, one-line errors, help, and what `import corral` loads."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,6 +62,8 @@ def test_version(corral):
         (["run"], "no prompt: give one, pipe it in"),
         (["run", " "], "the prompt is empty"),
         (["run", "--json"], "no prompt"),
+        (["run", "a\udcffb"], "argument PROMPT: is not UTF-8"),
+        (["run", "a", "--stop", "\udcff"], "argument --stop: is not UTF-8"),
         (["run", "too long"], "the prompt has 5000 tokens"),
         (["bench", "m", "-p", "0", "-n", "0"], "nothing to measure"),
         (["inspect"], "required: MODEL"),
@@ -154,6 +157,43 @@ def test_a_closed_pipe_is_quiet(environment):
     child.stderr.close()
     assert child.wait(timeout=30) == 141
     assert error == b""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "hi"], ["run", "hi", "--json"], ["--help"], ["--version"]]
+)
+def test_a_full_disk_is_told(environment, arguments):
+    """Output that cannot be written is one line with the reason, and nothing at exit."""
+    outcome = shell(environment, arguments, "> /dev/full")
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith(b"corral: cannot write the ")
+    assert outcome.stderr.endswith(b": No space left on device\n")
+    assert outcome.stderr.count(b"\n") == 1
+
+
+def test_a_closed_output_is_told(environment):
+    """Without a standard output nothing is computed."""
+    outcome = shell(environment, ["run", "hi"], ">&-")
+    assert outcome.returncode == 1
+    assert outcome.stderr == b"corral: cannot write the answer: standard output is closed (>&-)\n"
+
+
+def test_closed_messages_do_no_harm(environment):
+    """Without a standard error the answer is as ever, and no message gets into it."""
+    outcome = shell(environment, ["run", "hi"], "2>&-")
+    assert (outcome.returncode, outcome.stdout) == (0, b"1: you said hi\n")
+
+
+def shell(environment, arguments, redirection):
+    command = shlex.join([sys.executable, "-m", "unit.cli.fake_model", *arguments])
+    return subprocess.run(
+        ["sh", "-c", f"{command} {redirection}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=30,
+        env=environment,
+    )
 
 
 def test_interrupt_of_a_run_keeps_what_was_said(environment):

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -47,10 +49,23 @@ def test_a_file_is_a_prompt(opened, tmp_path):
     assert gather(None, opened(os.open(path, os.O_RDONLY))) == "line"
 
 
-def test_bytes_that_are_no_text_are_replaced(opened):
-    """Neither a pipe nor an argument with wrong bytes stops the command."""
-    assert gather(None, opened(pipe_with(b"a\xffb"))) == "a\ufffdb"
-    assert gather("a\udcffb", None) == "a\ufffdb"
+def test_bytes_that_are_no_text_are_refused(opened):
+    """Piped bytes that are not UTF-8 are told with their place, not guessed at."""
+    with pytest.raises(UsageError, match="standard input is not UTF-8: byte 3 is 0xff"):
+        gather(None, opened(pipe_with("ä".encode() + b"a\xffb")))
+
+
+def test_endless_input_is_refused(opened, monkeypatch, tmp_path):
+    """More than any context could hold is refused as soon as it is seen, and just enough is not."""
+    monkeypatch.setattr(prompt, "MAX_BYTES", 1 << 20)
+    code = "while True: print('y' * 4096)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as endless:
+        with pytest.raises(UsageError, match="more than 1 MiB"):
+            gather(None, opened(os.dup(endless.stdout.fileno())))
+        endless.kill()
+    (tmp_path / "full").write_bytes(b"x" * (1 << 20))
+    whole = gather(None, opened(os.open(tmp_path / "full", os.O_RDONLY)))
+    assert len(whole) == 1 << 20
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"  \n"])
