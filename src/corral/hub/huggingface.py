@@ -10,6 +10,7 @@ errors are translated here.
 
 import inspect
 import io
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from corral.hub.cached import did_you_mean
 from corral.hub.progress import Progress
 
 PREFERRED_TYPE = "Q4_K_M"
+_PATIENCE_S = 8.0
+_UNREACHABLE = {"ConnectionError", "ConnectError", "NetworkError", "Timeout", "TimeoutException"}
+"""Names of what the HTTP libraries raise where nobody answers."""
 _REFERENCE = re.compile(
     r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<file>[^\0]+)|:(?P<type>[A-Za-z0-9_.-]+))?", re.ASCII
 )
@@ -176,7 +180,10 @@ def _download(wanted: Reference, progress: Progress | None) -> Path:
     with _translated(wanted.repository):
         from huggingface_hub import HfApi, hf_hub_download
 
-        files = choose(HfApi().list_repo_files(wanted.repository), wanted)
+        # Asked so, and not by list_repo_files, the hub answers once: nothing is tried for half a
+        # minute where there is no network.
+        found = HfApi().model_info(wanted.repository, timeout=_PATIENCE_S)
+        files = choose([file.rfilename for file in found.siblings or ()], wanted)
         options: dict[str, Any] = {}
         if "tqdm_class" in inspect.signature(hf_hub_download).parameters:  # since 1.1
             options["tqdm_class"] = _reporting_bar(progress)
@@ -206,7 +213,13 @@ def _reporting_bar(progress: Progress | None) -> type[Any]:
 
 @contextmanager
 def _translated(repository: str) -> Iterator[None]:
-    """Raise huggingface_hub's errors, and those of the HTTP libraries under it, as corral's."""
+    """Raise huggingface_hub's errors, and those of the HTTP libraries under it, as corral's.
+
+    Its own messages are kept back: the error says it all, and a library is silent.
+    """
+    theirs = logging.getLogger("huggingface_hub")
+    before = theirs.level
+    theirs.setLevel(logging.CRITICAL)
     try:
         yield
     except CorralError:
@@ -219,6 +232,8 @@ def _translated(repository: str) -> Iterator[None]:
         # Which classes come depends on the version and its HTTP library; their names do not.
         kinds = {kind.__name__ for kind in type(error).__mro__}
         raise _translation(repository, kinds, error) from error
+    finally:
+        theirs.setLevel(before)
 
 
 def _translation(repository: str, kinds: set[str], error: Exception) -> CorralError:
@@ -240,6 +255,11 @@ def _translation(repository: str, kinds: set[str], error: Exception) -> CorralEr
     if "EntryNotFoundError" in kinds:
         return ModelNotFound(f"{where}: the file is gone from the repository; name another")
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if kinds & _UNREACHABLE:
+        return DownloadError(
+            f"{where} could not be fetched: the hub cannot be reached ({reason[:300]}); "
+            "check network and proxy, or give the path of a file"
+        )
     return DownloadError(
         f"{where} could not be fetched: {reason[:300]}; try again, what has come is kept"
     )

@@ -1,5 +1,8 @@
 """Models of the hub: which file is taken, what is cached, and what its errors become."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -81,10 +84,10 @@ def hub(tmp_path, monkeypatch):
     state = SimpleNamespace(files=[], error=None, downloads=[])
     snapshot = tmp_path / "models--owner--repo" / "snapshots" / "abc"
 
-    def list_repo_files(self, repository):
+    def model_info(self, repository, *, timeout):
         if state.error:
             raise state.error
-        return state.files
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in state.files])
 
     def download(repository, file, *, tqdm_class):
         bar = tqdm_class(total=100, unit="B", disable=True, desc=file)
@@ -104,7 +107,7 @@ def hub(tmp_path, monkeypatch):
         reference_file.write_text("abc")
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     state.cache, state.snapshot = cache, snapshot
     return state
@@ -181,6 +184,27 @@ def test_translates_errors(hub, kind, error, message):
     with pytest.raises(error, match=message) as caught:
         huggingface.fetch("owner/repo")
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_one_error_comes_soon(tmp_path):
+    """Where the hub cannot be reached it is asked once, and the library under it says nothing."""
+    environment = os.environ | {
+        "HF_ENDPOINT": "http://127.0.0.1:9",  # the port where nobody listens
+        "HF_HUB_CACHE": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "corral", "run", "-m", "hf:owner/repo", "hi"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,  # the library's own retries take 24 s
+        env=environment,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("corral: hf:owner/repo could not be fetched: the hub cannot ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_says_when_the_library_is_missing(monkeypatch):
