@@ -28,6 +28,23 @@ _MAX_REPEAT = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What was measured on; what the user left open is decided here."""
+
+    device: str
+    threads: int
+    kv_type: str
+
+    @classmethod
+    def of(cls, load: LoadOptions) -> "Setting":
+        """Return the device and its threads that the options lead to."""
+        from corral.devices import registry
+
+        traits = registry.traits(load.device, threads=load.threads)
+        return cls(registry.resolve(load.device), traits.workers, load.kv_type)
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One thing to measure: only one of the two counts is not 0."""
 
@@ -105,7 +122,7 @@ def execute(given: Sequence[str]) -> int:
         display.close()
         description = _description(load.model)
     show = _print_json if parsed.json else _print_text
-    show(description, load, results)
+    show(description, Setting.of(load), results)
     return 0
 
 
@@ -128,15 +145,15 @@ def _description(name: str) -> Description:
         return describe(file)
 
 
-def _print_text(model: Description, load: LoadOptions, results: Sequence[Result]) -> None:
+def _print_text(model: Description, on: Setting, results: Sequence[Result]) -> None:
     head = ("model", "size", "params", "device", "threads", "test", "t/s", "median")
     rows = [
         (
             model.summary,
             format_bytes(model.weights_bytes),
             f"{model.parameters / 1e6:.2f} M",
-            load.device,
-            str(load.threads or "auto"),
+            on.device,
+            str(on.threads),
             result.test.name,
             f"{result.mean:.2f} ± {result.deviation:.2f}",
             f"{result.median:.2f}",
@@ -146,21 +163,21 @@ def _print_text(model: Description, load: LoadOptions, results: Sequence[Result]
     print_columns([head, *rows], "<>><>>>>")
 
 
-def _print_json(model: Description, load: LoadOptions, results: Sequence[Result]) -> None:
-    print_json([_json_row(model, load, result) for result in results])
+def _print_json(model: Description, on: Setting, results: Sequence[Result]) -> None:
+    print_json([_json_row(model, on, result) for result in results])
 
 
-def _json_row(model: Description, load: LoadOptions, result: Result) -> dict[str, object]:
+def _json_row(model: Description, on: Setting, result: Result) -> dict[str, object]:
     nanoseconds = [round(seconds * 1e9) for seconds in result.samples_s]
     return {
         "model_filename": model.file,
         "model_type": model.summary,
         "model_size": model.weights_bytes,
         "model_n_params": model.parameters,
-        "backends": load.device,
-        "n_threads": load.threads,
-        "type_k": load.kv_type,
-        "type_v": load.kv_type,
+        "backends": on.device,
+        "n_threads": on.threads,
+        "type_k": on.kv_type,
+        "type_v": on.kv_type,
         "n_prompt": result.test.prompt,
         "n_gen": result.test.generated,
         "n_depth": 0,

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from corral.cli.bench import Case, Result
+from corral.devices.cpu.traits import cpu_traits
 from unit.cli.fake_model import FakeModel
 from unit.cli.small_file import write_small_file
 
@@ -49,6 +50,16 @@ def test_json_has_the_names_of_llama_bench(corral, path):
     assert prompt["samples_ts"] == pytest.approx([500, 1000 / 3])
     assert prompt["avg_ts"] == pytest.approx(1250 / 3)
     assert {"avg_ns", "stddev_ns", "stddev_ts", "n_threads", "test_time"} < prompt.keys()
+
+
+def test_says_what_it_measured_on(corral, path):
+    """Device and threads are those that were used, also where the user left them open."""
+    few = ("-p", 1, "-n", 0, "--repeat", 1)
+    columns = corral("bench", path, *few, "--threads", 3).out.splitlines()[1].split()
+    assert columns[-7:-5] == ["cpu", "3"]
+    [row] = json.loads(corral("bench", path, *few, "--json").out)
+    assert row["backends"] == "cpu"
+    assert row["n_threads"] == cpu_traits().workers
 
 
 def test_one_pass_has_no_spread():
