@@ -8,6 +8,7 @@
 Knows no file formats. The root comes from `config.Settings.cache`.
 """
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from corral.errors import ResourceError
 
 _PRIVATE = 0o700
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -44,10 +46,18 @@ class CacheTree:
     def kernels(self) -> Path:
         """Return the directory of compiled code, if nobody else can write to it.
 
+        Where it is missing and may not be made (a read-only or full disk), it stays missing: code
+        can be made without being kept.
+
         Raises:
-            ResourceError: it cannot be made, belongs to someone else, or is writable by others.
+            ResourceError: it belongs to someone else, is writable by others, or is no directory.
         """
-        directory = self._directory("kernels")
+        try:
+            directory = self._directory("kernels")
+        except ResourceError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NOT_WRITABLE:
+                return self.root / "kernels"
+            raise
         # Whoever may write to the root may put another directory in the place of this one.
         for checked in (self.root.resolve(), directory):
             _require_private(checked)

@@ -1,7 +1,9 @@
 """The cache tree is private, and compiled code is only taken from a directory nobody can write."""
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +83,35 @@ def test_root_behind_a_link(tmp_path):
     real.chmod(0o777)
     with pytest.raises(ResourceError, match="written by others"):
         CacheTree(tmp_path / "link").kernels()
+
+
+def refuse_kernels(monkeypatch, number):
+    """Let the system refuse to make the directory of kernels, as it does for others than root."""
+    make = Path.mkdir
+
+    def refuse(self, *arguments, **keywords):
+        if self.name == "kernels":
+            raise OSError(number, os.strerror(number))
+        make(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_kernels_on_a_read_only_disk(tree, monkeypatch, number):
+    """Where the directory of kernels may not be made it stays missing; that is no error."""
+    refuse_kernels(monkeypatch, number)
+    assert tree.kernels() == tree.root / "kernels"
+    assert not tree.kernels().exists()
+    tree.root.chmod(0o777)
+    assert not tree.kernels().exists()
+
+
+def test_kernels_that_cannot_be_a_directory(tree, monkeypatch):
+    """Any other refusal is told."""
+    refuse_kernels(monkeypatch, errno.ENAMETOOLONG)
+    with pytest.raises(ResourceError, match="set CORRAL_CACHE"):
+        tree.kernels()
 
 
 def test_file_in_the_way(tmp_path):

@@ -35,7 +35,7 @@ STAGES: Final = {
     "kernels": Stage(
         "compiling kernels for this CPU, once",
         are_bytes=False,
-        done="compiled {total} kernels for this CPU in {seconds:.1f} s; they are kept",
+        done="compiled {total} kernels for this CPU in {seconds:.1f} s",
     ),
     "score": Stage("scoring chunks", are_bytes=False),
     "bench": Stage("measuring", are_bytes=False),

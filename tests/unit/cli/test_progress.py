@@ -54,7 +54,7 @@ def test_compiling_is_told_at_its_beginning_and_end(clock, capsys):
         display("kernels", 14, 14)
     assert capsys.readouterr().err.splitlines() == [
         "corral: compiling kernels for this CPU, once (14)",
-        "corral: compiled 14 kernels for this CPU in 7.0 s; they are kept",
+        "corral: compiled 14 kernels for this CPU in 7.0 s",
     ]
 
 

@@ -8,27 +8,34 @@ import hashlib
 import os
 import stat
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from corral.errors import ResourceError
+from corral.log import logger
 
+_log = logger(__name__)
 _MAGIC = b"corral object 1\n"
 _DIGEST_BYTES = 32
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ObjectCache:
-    """A private directory of object files by key."""
+    """A private directory of object files by key; where it cannot be written, nothing is kept."""
 
     def __init__(self, directory: Path) -> None:
-        """Make the directory if it is missing.
+        """Make the directory if it is missing; where that is refused, warn and do without.
 
         Raises:
             ResourceError: it belongs to someone else or others may write to it.
         """
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
+        self._was_told = self._is_absent = False
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._is_absent = True
+            self._tell(error)
+            return
         if not _is_private(directory.stat()):
             raise ResourceError(
                 f"{directory} holds code to be run, but it belongs to another user or others may "
@@ -38,8 +45,21 @@ class ObjectCache:
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}.o"
 
+    def _tell(self, error: OSError) -> None:
+        """Warn, once, that nothing will be kept."""
+        if not self._was_told:
+            self._was_told = True
+            _log.warning(
+                "compiled kernels cannot be kept in %s (%s): they are compiled again next time; "
+                "CORRAL_CACHE can name a directory that is writable",
+                self._directory,
+                error.strerror or error,
+            )
+
     def load(self, key: str) -> bytes | None:
         """Return an object file, or None if there is none that can be trusted."""
+        if self._is_absent:
+            return None
         try:
             with self._path(key).open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -55,15 +75,22 @@ class ObjectCache:
 
     def store(self, key: str, code: bytes) -> None:
         """Keep an object file, all of it or nothing; a full or read-only disk is no error."""
-        with suppress(OSError):
-            handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-                Path(name).replace(self._path(key))
-            except OSError:
-                Path(name).unlink(missing_ok=True)
-                raise
+        if self._is_absent:
+            return
+        try:
+            self._write(key, code)
+        except OSError as error:
+            self._tell(error)
+
+    def _write(self, key: str, code: bytes) -> None:
+        handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+            Path(name).replace(self._path(key))
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def _is_private(status: os.stat_result) -> bool:

@@ -1,6 +1,7 @@
 """Kernels are compiled once, kept privately and loaded from what can be trusted only."""
 
 import ctypes
+import errno
 import subprocess
 import sys
 import threading
@@ -224,3 +225,37 @@ def test_code_for_other_processors():
     assert any("sdot" in line for line in lines)
     called = {line.split()[-1] for line in lines if line.split()[:1] == ["bl"]}
     assert all(name.startswith(("tile", "full")) for name in called)  # nothing of any library
+
+
+def test_a_missing_directory_that_cannot_be_made_is_told_once(tmp_path, monkeypatch, caplog):
+    """On a read-only disk kernels are compiled and not kept, with one warning that says so."""
+
+    def refuse(*arguments, **keywords):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with caplog.at_level("WARNING"):
+        cache = ObjectCache(tmp_path / "kernels")
+        cache.store("a", b"code")
+        cache.store("b", b"code")
+    assert cache.load("a") is None
+    assert list(tmp_path.iterdir()) == []
+    [record] = caplog.records
+    assert "cannot be kept in" in record.getMessage()
+    assert "(Read-only file system)" in record.getMessage()
+
+
+def test_a_directory_that_becomes_unwritable_is_told_once(tmp_path, monkeypatch, caplog):
+    """What cannot be stored is told at the first kernel only; what is kept is still loaded."""
+    cache = ObjectCache(tmp_path)
+    cache.store("a", b"code")
+
+    def refuse(*arguments, **keywords):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with caplog.at_level("WARNING"):
+        cache.store("b", b"code")
+        cache.store("c", b"code")
+    assert len(caplog.records) == 1
+    assert cache.load("a") == b"code"
