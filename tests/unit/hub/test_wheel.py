@@ -109,6 +109,7 @@ def write_installable_wheel(path):
     [
         ("ERROR: first\nERROR: No matching distribution\n", "first"),
         ("  × No solution found\n  ╰─▶ because\n", "× No solution found"),
+        ("ERROR: Exception:\nTraceback\nOSError: File too large\n", "OSError: File too large"),
         ("Traceback\n  boom\nValueError: broken\n", "ValueError: broken"),
         (
             "WARNING: connection broken by X\nERROR: nothing (from versions: none)",
@@ -120,3 +121,15 @@ def write_installable_wheel(path):
 def test_finds_the_telling_line(output, expected):
     """Of an installer's output the line that says why is kept."""
     assert expected in wheel._complaint(output)
+
+
+def test_says_which_signal_ended_a_silent_installer(tmp_path, monkeypatch):
+    """An installer that is killed without a word is told with its signal."""
+    code = (
+        "import os, signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL);"
+        "os.kill(os.getpid(), signal.SIGXFSZ)"
+    )
+    quiet = wheel.Installer("fake", (sys.executable, "-c", code))
+    monkeypatch.setattr(wheel, "find_installer", lambda scratch: quiet)
+    with pytest.raises(DownloadError, match=r"signal 25 \(File size limit exceeded\)"):
+        wheel.fetch("x", tmp_path, on_bytes=lambda count: None)
