@@ -97,6 +97,9 @@ def byte_pair_tokenizer(
         fuse_unk=unknown is not None,
         byte_fallback=byte_fallback,
         ignore_merges=whole_words,
+        # Its cache of words lies in thread-local memory that stays when the tokenizer goes: up to
+        # 3 MB for each model that a thread ever used. Without it, text takes a third more time.
+        cache_capacity=0,
     )
     return Tokenizer(model)
 
