@@ -199,6 +199,12 @@ def as_json(
     text: str, statistics: "GenerationStatistics", memory: "MemoryStatistics"
 ) -> dict[str, object]:
     """Return an answer and what it took as one object."""
+    held: dict[str, object] = {
+        "total_bytes": memory.total_bytes,
+        "rows": [asdict(row) for row in memory.rows],
+    }
+    if memory.growth is not None:
+        held["growth"] = asdict(memory.growth)
     return {
         "text": text,
         "finish_reason": statistics.finish_reason.value,
@@ -210,8 +216,5 @@ def as_json(
         "prefill_tokens_per_s": statistics.prefill_tokens_per_s,
         "decode_tokens_per_s": statistics.decode_tokens_per_s,
         "time_to_first_token_s": statistics.time_to_first_token_s,
-        "memory": {
-            "total_bytes": memory.total_bytes,
-            "rows": [asdict(row) for row in memory.rows],
-        },
+        "memory": held,
     }

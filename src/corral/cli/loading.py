@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def loaded(options: LoadOptions) -> Iterator["Model"]:
-    """Load a model and close it at the end."""
+def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Model"]:
+    """Load a model and close it at the end; it may watch its own memory."""
     from corral.hub.resolve import resolve
 
     with ProgressDisplay() as display:
@@ -28,6 +28,7 @@ def loaded(options: LoadOptions) -> Iterator["Model"]:
             kv_type=options.kv_type,
             threads=options.threads,
             progress=display,
+            watch_growth=watch_growth,
         )
     with model:
         yield model

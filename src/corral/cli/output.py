@@ -68,15 +68,21 @@ def print_json(value: object) -> None:
     say(json.dumps(value, ensure_ascii=False, indent=2))
 
 
-def print_columns(rows: Iterable[Sequence[str]], align: str) -> None:
-    """Print rows in aligned columns on stdout; `align` has < or > for each column."""
+def columns(rows: Iterable[Sequence[str]], align: str) -> Iterator[str]:
+    """Yield the lines of a table; `align` has < or > for each column."""
     table = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = (
             f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
         )
-        say("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()
+
+
+def print_columns(rows: Iterable[Sequence[str]], align: str) -> None:
+    """Print rows in columns on stdout, aligned as `columns` does."""
+    for line in columns(rows, align):
+        say(line)
 
 
 def megabytes(size: int) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from corral.cli import arguments as options
+from corral.cli import memory_report
 from corral.cli.answer import (
     DEFAULT_MAX_TOKENS,
     AnswerOptions,
@@ -34,6 +35,7 @@ class RunOptions:
     system: str | None
     is_raw: bool
     is_json: bool
+    has_memory_report: bool
     load: LoadOptions
     answer: AnswerOptions
 
@@ -44,13 +46,11 @@ def execute(given: Sequence[str]) -> int:
     prompt = gather(run.prompt, standard_input())
     if prompt is None and (run.is_json or run.is_raw):
         raise UsageError("--json and --raw need a prompt; a chat has none")
-    with loaded(run.load) as model:
-        if prompt is None:
-            from corral.cli.chat import chat
-
-            chat(model, run.answer, system=run.system)
-            return 0
-        return _answer(model, prompt, run)
+    with loaded(run.load, watch_growth=run.has_memory_report) as model:
+        code = _chat(model, run) if prompt is None else _answer(model, prompt, run)
+        if run.has_memory_report and not run.is_json:
+            memory_report.show(model.memory())
+        return code
 
 
 def _parse(given: Sequence[str]) -> RunOptions:
@@ -74,6 +74,11 @@ def _parse(given: Sequence[str]) -> RunOptions:
         action="store_true",
         help="continue the prompt as it is, without chat template; special tokens are recognised",
     )
+    parser.add_argument(
+        "--memory-report",
+        action="store_true",
+        help="watch memory, and tell at the end what is held and what each token added to it",
+    )
     options.add_json(parser)
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -93,9 +98,17 @@ def _parse(given: Sequence[str]) -> RunOptions:
         system=parsed.system,
         is_raw=parsed.raw,
         is_json=parsed.json,
+        has_memory_report=parsed.memory_report,
         load=LoadOptions.of(parsed),
         answer=AnswerOptions.of(parsed),
     )
+
+
+def _chat(model: "Model", run: RunOptions) -> int:
+    from corral.cli.chat import chat
+
+    chat(model, run.answer, system=run.system)
+    return 0
 
 
 def _answer(model: "Model", prompt: str, run: RunOptions) -> int:

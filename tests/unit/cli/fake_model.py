@@ -10,9 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from corral.contract.messages import FinishReason
-from corral.engine.metrics import GenerationStatistics, MemoryRow, MemoryStatistics
+from corral.engine.metrics import (
+    GenerationStatistics,
+    MemoryGrowth,
+    MemoryRow,
+    MemoryStatistics,
+)
 from corral.errors import ContextExceeded, TemplateError
 from corral.gguf import Metadata
+from corral.memory.growth import Slope
 
 METADATA = {
     "base": Metadata.of({}),
@@ -150,7 +156,14 @@ class FakeModel:
 
     def memory(self):
         rows = (MemoryRow("cpu", "weights", 1000, 1000), MemoryRow("cpu", "state", 24, 24))
-        return MemoryStatistics(rows)
+        if not self.options.get("watch_growth"):
+            return MemoryStatistics(rows)
+        if "short" in self.name:
+            return MemoryStatistics(rows, MemoryGrowth(3, 1, None, None))
+        device = Slope(0.0, 0.0, 30)
+        if "other system" in self.name:
+            return MemoryStatistics(rows, MemoryGrowth(1200, 34, None, device))
+        return MemoryStatistics(rows, MemoryGrowth(1200, 34, Slope(64.25, 8.5, 30), device))
 
 
 def install(set_attribute):

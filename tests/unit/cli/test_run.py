@@ -52,6 +52,7 @@ def test_hands_options_on(corral):
         "context": 512,
         "kv_type": "q8_0",
         "threads": 2,
+        "watch_growth": False,
     }
     kind, messages, options = model.calls[0]
     assert kind == "chat"
@@ -93,6 +94,41 @@ def test_json_is_one_object(corral):
     assert value["memory"]["total_bytes"] == 1024
     assert value["memory"]["rows"][0]["lifetime"] == "weights"
     assert outcome.err == ""
+
+
+def test_memory_is_reported(corral):
+    """--memory-report watches, and prints what is held and what a token adds below the answer."""
+    outcome = corral("run", "hello", "--memory-report")
+    assert FakeModel.last.options["watch_growth"] is True
+    assert outcome.out == "1: you said hello\n"
+    assert outcome.err.splitlines()[1:] == [
+        "corral: memory           planned  allocated",
+        "corral: cpu     weights    1,000      1,000",
+        "corral: cpu     state         24         24",
+        "corral: total              1,024      1,024",
+        "corral: growth of the host: 64.2 ± 8.5 bytes/token (95 %, 30 samples in 1,200 tokens)",
+        "corral: growth of the device: 0 ± 0 bytes/token (95 %, 30 samples in 1,200 tokens)",
+    ]
+
+
+def test_growth_that_is_not_known_is_told(corral):
+    """Too few tokens and a system that does not tell are said to be so."""
+    short = corral("run", "hello", "--memory-report", "-m", "short")
+    assert short.err.count("unknown after 3 tokens; some hundred are needed") == 2
+    other = corral("run", "hello", "--memory-report", "-m", "other system")
+    assert "growth of the host: this system does not tell it\n" in other.err
+    assert "growth of the device: 0 ± 0 bytes/token" in other.err
+
+
+def test_memory_report_in_json(corral):
+    """With --json the growth is part of the object, and stderr stays empty."""
+    outcome = corral("run", "hello", "--json", "--memory-report")
+    growth = json.loads(outcome.out)["memory"]["growth"]
+    assert growth["host"] == {"value": 64.25, "half_width": 8.5, "num_samples": 30}
+    assert growth["device"]["value"] == 0
+    assert (growth["generated_tokens"], growth["num_samples"]) == (1200, 34)
+    assert outcome.err == ""
+    assert "growth" not in json.loads(corral("run", "hello", "--json").out)["memory"]
 
 
 def test_a_full_context_is_told(corral):
