@@ -116,7 +116,7 @@ def add_model(parser: Parser) -> None:
 
 def add_load_options(group: "Parser | _ArgumentGroup", *, context: int | None = None) -> None:
     """Add what `LoadOptions` holds, except the model."""
-    add_device(group)
+    add_device(group, computes=True)
     add_context(group, default=context)
     add_kv_type(group)
     group.add_argument(
@@ -127,11 +127,35 @@ def add_load_options(group: "Parser | _ArgumentGroup", *, context: int | None = 
     )
 
 
-def add_device(group: "Parser | _ArgumentGroup", default: str = "auto") -> None:
-    """Add --device."""
+def add_device(
+    group: "Parser | _ArgumentGroup", default: str = "auto", *, computes: bool = False
+) -> None:
+    """Add --device; for a command that `computes` only a device that does is accepted."""
     group.add_argument(
-        "--device", metavar="NAME", default=default, help=f"where to compute (default: {default})"
+        "--device",
+        metavar="NAME",
+        type=_computing_device if computes else _device,
+        default=default,
+        help=f"where to compute (default: {default})",
     )
+
+
+def _device(name: str) -> str:
+    from corral.devices.registry import AUTO, NAMES
+
+    # Whether a device that exists somewhere is here is not for the command line to say.
+    if name.partition(":")[0] not in (AUTO, *NAMES):
+        listed = ", ".join((AUTO, *NAMES))
+        raise ArgumentTypeError(f"there is no device {name[:60]!r}: use one of {listed}")
+    return name
+
+
+def _computing_device(name: str) -> str:
+    if _device(name) == "null":
+        raise ArgumentTypeError(
+            "the null device counts bytes and computes nothing: it is for corral plan, use cpu here"
+        )
+    return name
 
 
 def add_context(group: "Parser | _ArgumentGroup", *, default: int | None) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli.arguments import Parser, add_json, add_model
 from corral.cli.describe import Description, describe
+from corral.cli.loading import blamed
 from corral.cli.output import print_columns, print_json, say, visible
 from corral.cli.progress import ProgressDisplay
 from corral.memory.ledger import format_bytes
@@ -31,7 +32,7 @@ def execute(given: Sequence[str]) -> int:
 
     with ProgressDisplay() as display:
         path = resolve(parsed.model, progress=display)
-    with open_model(path, skip_arrays=True) as model:
+    with blamed(path), open_model(path, skip_arrays=True) as model:
         description = describe(model)
         tensors = model.tensors.values() if parsed.tensors else ()
         show = _print_json if parsed.json else _print_text

@@ -2,13 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corral.cli.arguments import LoadOptions
 from corral.cli.progress import ProgressDisplay
+from corral.errors import ModelError
 
 if TYPE_CHECKING:
     from corral import Model
+
+
+@contextmanager
+def blamed(path: Path) -> Iterator[None]:
+    """Begin the message of every error of a model file with its path.
+
+    The library names the file only: its messages may reach those whom no path concerns.
+    """
+    try:
+        yield
+    except ModelError as error:
+        told = str(error).removeprefix(f"{path.name}: ")
+        error.args = (f"{path}: {told}",)
+        raise
 
 
 @contextmanager
@@ -21,14 +37,15 @@ def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Mod
         path = resolve(options.model, progress=display)
         from corral import Model
 
-        model = Model.load(
-            path,
-            device=options.device,
-            context=options.context,
-            kv_type=options.kv_type,
-            threads=options.threads,
-            progress=display,
-            watch_growth=watch_growth,
-        )
+        with blamed(path):
+            model = Model.load(
+                path,
+                device=options.device,
+                context=options.context,
+                kv_type=options.kv_type,
+                threads=options.threads,
+                progress=display,
+                watch_growth=watch_growth,
+            )
     with model:
         yield model

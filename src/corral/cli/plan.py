@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli import arguments as options
 from corral.cli.arguments import Parser, whole
+from corral.cli.loading import blamed
 from corral.cli.output import print_columns, print_json, say
 from corral.cli.progress import ProgressDisplay
 from corral.memory.ledger import format_bytes
@@ -49,13 +50,14 @@ def execute(given: Sequence[str]) -> int:
         path = resolve(parsed.model, progress=display)
     import corral
 
-    plan = corral.plan(
-        path,
-        context=parsed.context,
-        parallel=parsed.parallel,
-        kv_type=parsed.kv_type,
-        device=parsed.device,
-    )
+    with blamed(path):
+        plan = corral.plan(
+            path,
+            context=parsed.context,
+            parallel=parsed.parallel,
+            kv_type=parsed.kv_type,
+            device=parsed.device,
+        )
     show = _print_json if parsed.json else _print_text
     show(path.name, parsed.kv_type, plan)
     return 0

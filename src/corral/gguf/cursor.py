@@ -95,7 +95,8 @@ class Cursor:
         """
         if count > self.size - self.offset:
             raise self.error(
-                f"{what} needs {count} bytes, the file has {self.size - self.offset} left"
+                f"{what} needs {count} bytes, the file has {self.size - self.offset} left; "
+                "it is truncated or damaged: fetch it again"
             )
         if count > MAX_HEADER_BYTES - self.offset:
             raise self.error(f"{what} makes the header longer than {MAX_HEADER_BYTES} bytes")

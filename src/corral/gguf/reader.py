@@ -29,6 +29,7 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
 ALIGNMENT_KEY: Final = "general.alignment"
+_TOO_MANY: Final = "more than fit or than are allowed; it is truncated or damaged: fetch it again"
 _REMOVED_TYPES: Final = frozenset({4, 5, 31, 32, 33, 36, 37, 38})
 
 
@@ -92,9 +93,9 @@ def parse_header(fd: int, size: int, path: Path, *, skip_arrays: bool = False) -
     # The shortest tensor entry takes 33 bytes, the shortest key 14: refuse before any loop.
     room = size - cursor.offset
     if num_tensors > min(limits.MAX_TENSORS, room // 33):
-        raise cursor.error(f"claims {num_tensors} tensors, more than fit or than are allowed")
+        raise cursor.error(f"claims {num_tensors} tensors, {_TOO_MANY}")
     if num_keys > min(limits.MAX_KEYS, room // 14):
-        raise cursor.error(f"claims {num_keys} keys, more than fit or than are allowed")
+        raise cursor.error(f"claims {num_keys} keys, {_TOO_MANY}")
     values: dict[str, Value] = {}
     for _ in range(num_keys):
         key = _read_name(cursor, "a key", limits.MAX_KEY_BYTES)

@@ -45,7 +45,7 @@ def architecture(name: str) -> Architecture:
         UnsupportedModel: if corral does not run it.
     """
     if name not in architectures():
-        near = difflib.get_close_matches(name, architectures(), n=1)
+        near = difflib.get_close_matches(name, architectures(), n=1, cutoff=0.85)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UnsupportedModel(
             f"architecture {name!r} is not supported; corral runs "

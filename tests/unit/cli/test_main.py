@@ -64,6 +64,10 @@ def test_version(corral):
         (["run", "--json"], "no prompt"),
         (["run", "a\udcffb"], "argument PROMPT: is not UTF-8"),
         (["run", "a", "--stop", "\udcff"], "argument --stop: is not UTF-8"),
+        (["run", "x", "--device", "foo"], "no device 'foo': use one of auto, cpu, reference"),
+        (["plan", "m", "--device", "foo"], "no device 'foo': use one of auto, cpu, reference"),
+        (["run", "x", "--device", "null"], "the null device counts bytes and computes nothing"),
+        (["bench", "m", "--device", "null"], "it is for corral plan, use cpu"),
         (["run", "too long"], "the prompt has 5000 tokens"),
         (["bench", "m", "-p", "0", "-n", "0"], "nothing to measure"),
         (["inspect"], "required: MODEL"),
@@ -101,7 +105,7 @@ def test_a_fault_of_corral_is_one_line_and_code_1(corral):
 )
 @pytest.mark.parametrize("command", ["inspect", "plan", "run"])
 def test_bad_files_are_told_on_one_line(process, tmp_path, command, content, code, message):
-    """A missing, empty, foreign or damaged file: one line, the right code, no traceback."""
+    """A missing, empty, foreign or damaged file: one line with its path, and the right code."""
     path = tmp_path / "model.gguf"
     if content is not None:
         path.write_bytes(content)
@@ -111,8 +115,8 @@ def test_bad_files_are_told_on_one_line(process, tmp_path, command, content, cod
     assert outcome.out == ""
     assert outcome.err.startswith("corral: ")
     assert outcome.err.count("\n") == 1
-    if content:
-        assert message in outcome.err
+    assert str(path) in outcome.err
+    assert message in outcome.err
 
 
 def test_debug_shows_the_traceback(process, environment):

@@ -198,6 +198,14 @@ def test_near_architecture_is_named(tmp_path):
         plan(tmp_path / "bad.gguf")
 
 
+def test_another_architecture_is_no_spelling_mistake(tmp_path):
+    """A family that only rhymes with one of ours is not taken for it."""
+    write_model(tmp_path / "bad.gguf", tiny.keys() | {"general.architecture": "mamba"}, {})
+    with pytest.raises(UnsupportedModel) as caught:
+        plan(tmp_path / "bad.gguf")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_no_vocabulary_and_no_size(tmp_path):
     """Without tokens and vocab_size nobody knows how many logits there are."""
     metadata = tiny.keys(vocab_size=None) | {"tokenizer.ggml.tokens": make_value([], INT32)}
