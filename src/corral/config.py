@@ -12,7 +12,7 @@ An empty variable counts as unset. What a value means for a device is not known 
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,11 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         threads=_threads(environment),
         cpu=_cpu(environment),
     )
+
+
+def inherited(names: Iterable[str]) -> dict[str, str]:
+    """Return those variables that are set, as they are now, for a process that gets no others."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _cache(environment: Mapping[str, str]) -> Path:

@@ -28,6 +28,8 @@ HOMES = {
 NO_NUMPY = (
     *("quant/types.py", "quant/packed.py", "gguf/", "models/", "memory/", "tensor/", "kv/"),
     *("contract/", "devices/registry.py", "router/", "engine/scheduler.py", "engine/sequence.py"),
+    *("devices/probe.py", "devices/probe_child.py", "devices/bounded_process.py"),
+    "devices/context_cost.py",
 )
 """Deciders and descriptions, which know integers only."""
 

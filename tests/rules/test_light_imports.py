@@ -17,6 +17,7 @@ NUMPY_FREE = (
     *("corral.quant.types", "corral.quant.packed"),
     *("corral.contract.messages", "corral.contract.service"),
     *("corral.devices.base", "corral.devices.registry", "corral.devices.cpu.traits"),
+    *("corral.devices.probe", "corral.devices.probe_child", "corral.devices.context_cost"),
 )
 """What the router process and `corral plan` live on."""
 

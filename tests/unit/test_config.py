@@ -87,3 +87,12 @@ def test_environment_is_read_once(monkeypatch):
     assert config.settings() is first
     assert first.threads == 3
     config.settings.cache_clear()
+
+
+def test_what_a_child_inherits(monkeypatch):
+    """A child gets the named variables that are set, empty ones too, and nothing else."""
+    monkeypatch.setenv("CORRAL_TEST_SET", "a=b")
+    monkeypatch.setenv("CORRAL_TEST_EMPTY", "")
+    monkeypatch.delenv("CORRAL_TEST_UNSET", raising=False)
+    names = ("CORRAL_TEST_SET", "CORRAL_TEST_EMPTY", "CORRAL_TEST_UNSET")
+    assert config.inherited(names) == {"CORRAL_TEST_SET": "a=b", "CORRAL_TEST_EMPTY": ""}
