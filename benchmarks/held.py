@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from corral.devices import registry
 from corral.devices.closing import Closing
 from corral.engine.growth import held_bytes
 from corral.memory.ledger import Ledger
 
-MEASURES = ("host", "heap", "objects", "blocks", "files", "threads", "device", "ledger")
+MEASURES = ("host", "heap", "objects", "blocks", "files", "threads", "device", "used", "ledger")
 _C = ctypes.CDLL(None)
 """Made once: each makes a class of its own, of which something stays."""
 
@@ -45,11 +46,13 @@ class Held:
     threads: int
     device: int
     """Bytes allocated on every device object that is alive."""
+    used: int
+    """Bytes in use on a GPU, as it says itself: those of other processes too."""
     ledger: int
     """Allocated bytes in every ledger that is alive."""
 
 
-def held() -> Held:
+def held(gpu: str | None = None) -> Held:
     """Collect garbage, give free memory back to the system, and count what is left."""
     gc.collect()
     _trim()
@@ -67,6 +70,7 @@ def held() -> Held:
         files=_entries("/proc/self/fd"),
         threads=_entries("/proc/self/task"),
         device=sum(device.allocated_bytes for device in devices),
+        used=_used_bytes(gpu) if gpu else 0,
         ledger=sum(e.allocated_bytes for ledger in ledgers for e in ledger.statistics()),
     )
 
@@ -79,6 +83,13 @@ def _trim() -> None:
     """Ask the allocator of the C library for what it keeps; not all of them have such a call."""
     with contextlib.suppress(AttributeError):
         _C.malloc_trim(0)
+
+
+def _used_bytes(gpu: str) -> int:
+    with contextlib.closing(registry.open(gpu)) as device:
+        reading = device.memory()
+    free = reading.free_bytes
+    return 0 if free is None else reading.total_bytes - free
 
 
 def _heap_bytes() -> int:

@@ -21,10 +21,9 @@ from corral.devices import registry
 from corral.errors import CorralError
 from corral.memory.growth import Samples, Slope
 from held import MEASURES, held
-from leak_work import ON_GPU, WORKS, Setting, Work, seeded_leak
+from leak_work import GPU, ON_GPU, WORKS, Setting, Work, seeded_leak
 from machine import machine
 
-GPU = "cuda:0"
 SHORT = 5
 
 
@@ -65,7 +64,7 @@ def repeat(work: Work, setting: Setting) -> Result:
             act(number)
         for number in range(actions + 1):
             if number % work.every == 0:
-                now = held()
+                now = held(setting.device if work.is_on_gpu else None)
                 samples.add(number * work.batch, *(getattr(now, name) for name in MEASURES))
             if number < actions:
                 act(number)
@@ -80,7 +79,7 @@ def repeat(work: Work, setting: Setting) -> Result:
 def chosen(args: argparse.Namespace) -> list[Work]:
     """Return what to do: all, or what was named; with a GPU, what belongs there too."""
     works = [replace(work, device=args.device) for work in WORKS]
-    works += [replace(work, device=GPU) for work in ON_GPU] if has_gpu() else []
+    works += ON_GPU if has_gpu() else ()
     if args.short:
         works = [work.shortened(SHORT) for work in works]
     return [work for work in works if not args.only or work.name in args.only]

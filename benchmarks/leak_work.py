@@ -19,6 +19,7 @@ from corral.memory.lifetime import Lifetime
 from corral.models.footprint import choose_limits, design_model
 from corral.tensor.ops import Op
 
+GPU = "cuda:0"
 PROMPT = "Once upon a time"
 WORDS = " ".join(f"w{number:x}" for number in range(2000))
 """A text of many words: tokenizers like to keep those they have seen."""
@@ -41,6 +42,8 @@ class Noise:
     objects: float = 0.1
     blocks: float = 20.0
     """Python and NumPy keep freed pieces for the next to come, more of them for some rounds."""
+    used: float = 65_536
+    """Bytes of a GPU, which gives and takes megabytes."""
 
 
 Action = Callable[[int], None]
@@ -75,6 +78,11 @@ class Work:
     """Actions before the first sample: caches fill, modules are imported, kernels compiled."""
     device: str | None = None
     """Where it is done, if not where the command line says."""
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the device can be asked what all processes use of it."""
+        return self.device == GPU
 
     def shortened(self, divisor: int) -> "Work":
         """Return the same for a quick look: fewer units."""
@@ -148,7 +156,7 @@ def openings(setting: Setting) -> Iterator[Action]:
             buffer = device.allocate(1 << 20, Lifetime.STATE)
             try:
                 device.memory()
-                if not setting.device.startswith("cuda"):
+                if setting.device != GPU:  # which cannot compute yet
                     device.backend().close()
             finally:
                 buffer.close()
@@ -288,6 +296,6 @@ WORKS = (
     Work("fail: allocation refused", "load", refusals, 20, LOADING),
 )
 ON_GPU = (
-    Work("upload and free", "upload", uploads, 50, LOADING),
-    Work("open and close", "opening", openings, 50, LOADING),
+    Work("upload and free", "upload", uploads, 50, LOADING, device=GPU),
+    Work("open and close", "opening", openings, 50, LOADING, device=GPU),
 )

@@ -10,7 +10,9 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "leak.py"
-MEASURES = {"host", "heap", "objects", "blocks", "files", "threads", "device", "ledger"}
+MEASURES = {
+    *("host", "heap", "objects", "blocks", "files", "threads", "device", "used", "ledger"),
+}
 
 
 def run(*arguments):
