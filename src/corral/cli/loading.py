@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corral.cli.arguments import LoadOptions
+from corral.cli.limits import require_room
 from corral.cli.progress import ProgressDisplay
 from corral.errors import ModelError
 
@@ -35,6 +36,7 @@ def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Mod
     with ProgressDisplay() as display:
         # The file first: a name that is wrong is told before the engine is imported.
         path = resolve(options.model, progress=display)
+        require_room()
         from corral import Model
 
         with blamed(path):

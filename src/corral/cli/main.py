@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
+from corral.cli import limits
 from corral.cli.output import discard, finish, say
 from corral.config import settings
 from corral.errors import CorralError, ResourceError, UsageError
@@ -74,12 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _PIPE_CLOSED
     except CorralError as error:
         return _report(str(error), error.exit_code)
+    except MemoryError:
+        return _report(f"out of memory: the system gives this process no more{limits.hint()}", 1)
     except OSError as error:
-        return _report(f"the system refused: {error}", 1)
+        return _report(f"the system refused: {error}{limits.hint()}", 1)
     except Exception as error:
         return _report(
-            f"unexpected {type(error).__name__}: {error}. This is a fault of corral: please "
-            "report it with what CORRAL_LOG=debug prints",
+            f"unexpected {type(error).__name__}: {error}{limits.hint()}. This is a fault of "
+            "corral: please report it with what CORRAL_LOG=debug prints",
             1,
         )
 

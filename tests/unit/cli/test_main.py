@@ -10,6 +10,7 @@ import time
 import pytest
 
 import corral as package
+from corral.cli import limits
 from corral.cli import main as main_module
 from corral.cli.main import COMMANDS, main
 
@@ -92,6 +93,49 @@ def test_a_fault_of_corral_is_one_line_and_code_1(corral):
     assert outcome.err.count("\n") == 1
     assert r"unexpected ZeroDivisionError: oh\nno" in outcome.err
     assert "CORRAL_LOG=debug" in outcome.err
+
+
+def test_little_memory_is_told(environment, tmp_path):
+    """Under a limit that the libraries do not fit in, one line names the limit."""
+    limited = f"ulimit -v 300000; {sys.executable} -m unit.cli.run_code {shlex.quote(LOADING)}"
+    outcome = subprocess.run(
+        ["sh", "-c", limited],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert outcome.returncode == 1
+    assert outcome.stderr == (
+        "corral: this process may use 292 MiB of address space (ulimit -v) and needs 400 MiB "
+        "beside the model: raise the limit\n"
+    )
+
+
+LOADING = """
+import sys
+from pathlib import Path
+from corral.cli.main import main
+Path("model.gguf").touch()
+sys.exit(main(["run", "-m", "./model.gguf", "hi"]))
+"""
+
+
+def test_running_out_of_memory_is_no_fault_of_corral(monkeypatch, corral):
+    """A MemoryError is one line that names the limit, if there is one."""
+
+    def exhausted(arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(main_module, "_dispatch", exhausted)
+    monkeypatch.setattr(limits, "address_space", lambda: 1 << 30)
+    outcome = corral("run", "x")
+    assert outcome.code == 1
+    assert outcome.err == (
+        "corral: out of memory: the system gives this process no more (this process may use "
+        "1024 MiB of address space: ulimit -v)\n"
+    )
 
 
 @pytest.mark.parametrize(
