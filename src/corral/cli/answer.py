@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from corral.cli import sampling
 from corral.cli.arguments import Parser, real, utf8, whole
+from corral.log import logger
 from corral.memory.ledger import format_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         SamplingParams,
     )
 
+_log = logger(__name__)
 DEFAULT_MAX_TOKENS: Final = 1024
 """Longest answer to a prompt where nothing is said: small models may never end by themselves."""
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
@@ -139,9 +142,11 @@ def stream(generation: "Generation", write: Callable[[str], None]) -> str:
 
     The first Ctrl-C ends the answer, which keeps what it has; a second one interrupts for good.
     """
-    pieces = []
+    pieces: list[str] = []
+    began = time.monotonic()
     with generation, _first_interrupt(generation.interrupt):
         for piece in generation:
+            _log.debug("piece %d after %.3f s: %r", len(pieces), time.monotonic() - began, piece)
             pieces.append(piece)
             write(piece)
     return "".join(pieces)

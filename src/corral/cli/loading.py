@@ -1,5 +1,6 @@
 """Loads a model for a command, showing what takes time."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +10,13 @@ from corral.cli.arguments import LoadOptions
 from corral.cli.limits import require_room
 from corral.cli.progress import ProgressDisplay
 from corral.errors import ModelError
+from corral.log import logger
+from corral.memory.ledger import format_bytes
 
 if TYPE_CHECKING:
     from corral import Model
+
+_log = logger(__name__)
 
 
 @contextmanager
@@ -36,7 +41,9 @@ def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Mod
     with ProgressDisplay() as display:
         # The file first: a name that is wrong is told before the engine is imported.
         path = resolve(options.model, progress=display)
+        _log.info("%s is %s", options.model, path)
         require_room()
+        began = time.monotonic()
         from corral import Model
 
         with blamed(path):
@@ -49,5 +56,10 @@ def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Mod
                 progress=display,
                 watch_growth=watch_growth,
             )
+    _log.info(
+        "loaded %s on %s in %.2f s: context %d, %s",
+        *(model.name, model.device, time.monotonic() - began, model.context),
+        format_bytes(model.memory().total_bytes),
+    )
     with model:
         yield model

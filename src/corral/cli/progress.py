@@ -7,10 +7,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TextIO
 
 from corral.cli.output import megabytes, note
+from corral.log import logger
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+_log = logger(__name__)
 _PLAIN_EVERY_S = 10.0
 
 
@@ -57,6 +59,8 @@ class ProgressDisplay:
         """Take (stage, done, total); a total of 0 is unknown."""
         if stage != self._stage:
             self._begin(stage)
+        if total and done >= total:
+            _log.debug("%s: %d in %.3f s", stage, total, time.monotonic() - self._began)
         shown = STAGES.get(stage, Stage(stage, are_bytes=False))
         elapsed = time.monotonic() - self._began
         if elapsed >= shown.delay_s and not (total and done >= total):

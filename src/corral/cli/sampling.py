@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final
 from corral.cli.output import note
 from corral.errors import InvalidArgument
 from corral.hub.demo import DEMO
+from corral.log import logger
 
 if TYPE_CHECKING:
     from corral import Model, SamplingParams
 
+_log = logger(__name__)
 KEYS: Final = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -36,8 +38,9 @@ def choose(model: "Model", given: Mapping[str, float]) -> "SamplingParams":
     """
     from corral.contract.messages import SamplingParams
 
-    fields = {**advice(model), **given}
-    return SamplingParams(**fields)  # type: ignore[arg-type]
+    advised = advice(model)
+    _log.debug("sampling of %s: %s advised, %s given", model.name, advised, dict(given))
+    return SamplingParams(**{**advised, **given})  # type: ignore[arg-type]
 
 
 def advice(model: "Model") -> dict[str, float]:

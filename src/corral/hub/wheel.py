@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import IO
 
 from corral.errors import DownloadError
+from corral.log import logger
 
+_log = logger(__name__)
 _POLL_S = 0.1
 _STOP_S = 5.0
 
@@ -115,6 +117,7 @@ def fetch(requirement: str, directory: Path, *, on_bytes: Callable[[int], None])
     into.mkdir()
     installer = find_installer(scratch)
     output = directory / "installer.log"
+    _log.debug("%s fetches %s into %s", installer.name, requirement, into)
     with output.open("wb") as log:
         process = subprocess.Popen(
             _dying_with_us([*installer.prefix, str(into), requirement]),

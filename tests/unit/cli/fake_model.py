@@ -87,6 +87,7 @@ class FakeModel:
         FakeModel.last = self
         self.path, self.options, self.calls = path, options, []
         self.name = path.name
+        self.device = "cpu"
         self.context = options["context"] or 4096
         self.vocabulary_size = VOCABULARY
         self.is_closed = False

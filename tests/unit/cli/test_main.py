@@ -171,6 +171,18 @@ def test_debug_shows_the_traceback(process, environment):
     assert outcome.err.splitlines()[-1].startswith("corral: ")
 
 
+def test_debug_tells_what_is_done(process, environment):
+    """CORRAL_LOG=debug tells on stderr what is loaded, how tokens are chosen, and each piece."""
+    outcome = process("unit.cli.fake_model", "run", "hi", env=environment | {"CORRAL_LOG": "debug"})
+    assert outcome.out == "1: you said hi\n"
+    for told in ("demo is demo.gguf", "read: 10 in", "loaded demo.gguf on cpu", "piece 2 after"):
+        assert told in outcome.err
+    assert "sampling of demo.gguf: {} advised, {} given" in outcome.err
+    quiet = process("unit.cli.fake_model", "run", "hi", env=environment | {"CORRAL_LOG": "info"})
+    assert "loaded demo.gguf" in quiet.err
+    assert "piece" not in quiet.err
+
+
 def test_a_wrong_setting_is_told(process, environment):
     """A variable with a wrong value is a usage error of its own."""
     outcome = process("corral", "--help", env=environment | {"CORRAL_LOG": "loud"})

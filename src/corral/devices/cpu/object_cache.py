@@ -71,6 +71,7 @@ class ObjectCache:
         start = len(_MAGIC) + _DIGEST_BYTES
         code = content[start:]
         whole = content[:start] == _MAGIC + hashlib.sha256(code).digest()
+        _log.debug("kernel %s: %d bytes, %s", key, len(code), "kept" if whole else "damaged")
         return code if whole else None
 
     def store(self, key: str, code: bytes) -> None:
@@ -88,6 +89,7 @@ class ObjectCache:
             with os.fdopen(handle, "wb") as file:
                 file.write(_MAGIC + hashlib.sha256(code).digest() + code)
             Path(name).replace(self._path(key))
+            _log.debug("kernel %s: %d bytes, compiled and now kept", key, len(code))
         except OSError:
             Path(name).unlink(missing_ok=True)
             raise
