@@ -43,7 +43,7 @@ def _told(growth: "MemoryGrowth", slope: "Slope | None") -> str:
         )
     if growth.device is not None:
         return "this system does not tell it"
-    return f"unknown after {growth.generated_tokens:,} tokens; some hundred are needed"
+    return f"unknown after {growth.generated_tokens:,} tokens; about a hundred are needed"
 
 
 def _bytes(value: float) -> str:

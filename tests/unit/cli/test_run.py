@@ -114,7 +114,7 @@ def test_memory_is_reported(corral):
 def test_growth_that_is_not_known_is_told(corral):
     """Too few tokens and a system that does not tell are said to be so."""
     short = corral("run", "hello", "--memory-report", "-m", "short")
-    assert short.err.count("unknown after 3 tokens; some hundred are needed") == 2
+    assert short.err.count("unknown after 3 tokens; about a hundred are needed") == 2
     other = corral("run", "hello", "--memory-report", "-m", "other system")
     assert "growth of the host: this system does not tell it\n" in other.err
     assert "growth of the device: 0 ± 0 bytes/token" in other.err
