@@ -116,9 +116,9 @@ class Probe:
         interval_seconds: float = 1.0,
         run: Run = run_bounded,
     ) -> None:
-        """Remember what contexts cost in `costs`; a child has `seconds`, and starts that far apart.
+        """Remember in `costs` what contexts take; a child is killed after `seconds`.
 
-        `interval_seconds` lies between two starts for one device, at the least.
+        At least `interval_seconds` lie between the starts of two children for one device.
         """
         self._costs = costs
         self._child = child
@@ -139,6 +139,7 @@ class Probe:
         if is_first:
             self._fly(uuid, slot, flight)
         elif not flight.landed.wait(self._interval_s + self._seconds + _SLACK_S):
+            self._leave(slot, flight)  # its thread is gone: the next caller starts anew
             return ProbeFailure("another thread's probe gave no answer in time")
         return flight.outcome
 
@@ -155,11 +156,16 @@ class Probe:
         try:
             flight.outcome = self._ask(uuid, slot)
         finally:
-            with self._lock:
-                slot.flight = None
+            self._leave(slot, flight)
             flight.landed.set()
         if isinstance(flight.outcome, ProbeFailure):
             _log.info("the memory of %s is unknown: %s", uuid, flight.outcome.reason)
+
+    def _leave(self, slot: _Slot, flight: _Flight) -> None:
+        """Let nobody join a flight any more."""
+        with self._lock:
+            if slot.flight is flight:
+                slot.flight = None
 
     def _ask(self, uuid: str, slot: _Slot) -> ProbeReading | ProbeFailure:
         """Run one child; only the flight's first caller does, so the slot needs no lock."""

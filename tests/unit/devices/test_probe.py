@@ -422,22 +422,25 @@ def test_an_interrupted_caller_leaves_no_one_waiting():
 
 
 def test_waiting_has_an_end(monkeypatch):
-    """A caller does not wait for ever for a child that another one started."""
+    """Nobody waits for ever for another thread's child; the next caller starts one."""
     monkeypatch.setattr(module, "_SLACK_S", 0.05)
-    come, end = threading.Event(), threading.Event()
+    come, end, runs = threading.Event(), threading.Event(), []
 
     def run(command, environment, *, seconds):
-        come.set()
-        end.wait(timeout=10)
+        runs.append(command)
+        if len(runs) == 1:
+            come.set()
+            end.wait(timeout=10)
         return finished()
 
     probe = Probe(interval_seconds=0.0, seconds=0.05, run=run)
     first = Callers(probe, 1)
     come.wait(timeout=10)
     outcome = probe.attempt(UUID)
-    end.set()
     assert isinstance(outcome, ProbeFailure)
     assert "in time" in outcome.reason
+    assert isinstance(probe.attempt(UUID), ProbeReading)
+    end.set()
     assert isinstance(first.join()[0], ProbeReading)
 
 
