@@ -12,7 +12,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from corral import devices
     from corral.contract.messages import FinishReason, SamplingParams
+    from corral.devices.reading import DeviceReading
     from corral.engine.generation import Generation
     from corral.engine.metrics import (
         GenerationStatistics,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChatReply",
     "CorralError",
+    "DeviceReading",
     "FinishReason",
     "Generation",
     "GenerationStatistics",
@@ -38,12 +41,14 @@ __all__ = [
     "PlanReport",
     "SamplingParams",
     "Slope",
+    "devices",
     "plan",
 ]
 
 _HOMES = {
     "ChatReply": "corral.engine.model",
     "CorralError": "corral.errors",
+    "DeviceReading": "corral.devices.reading",
     "FinishReason": "corral.contract.messages",
     "Generation": "corral.engine.generation",
     "GenerationStatistics": "corral.engine.metrics",
@@ -62,6 +67,8 @@ def __getattr__(name: str) -> object:
     """Import a public name from its home."""
     if name == "__version__":
         return _version()
+    if name == "devices":  # a package that can be called
+        return importlib.import_module("corral.devices")
     try:
         home = _HOMES[name]
     except KeyError:

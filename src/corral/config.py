@@ -5,8 +5,10 @@
     CORRAL_THREADS   threads of the CPU device; default: the device decides
     CORRAL_CPU       instruction set path of the CPU device, for tests; default: the best
     XDG_CACHE_HOME   the usual place of caches
+    CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER   which cards CUDA programs see, and in what order
 
-An empty variable counts as unset. What a value means for a device is not known here.
+An empty variable counts as unset, but an empty CUDA_VISIBLE_DEVICES hides all. What a value
+means for a device is not known here.
 """
 
 import functools
@@ -30,6 +32,8 @@ class Settings:
     log_level: str = "warning"
     threads: int | None = None
     cpu: str | None = None
+    cuda_visible: str | None = None
+    cuda_order: str | None = None
 
 
 @functools.cache
@@ -53,6 +57,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         log_level=_log_level(environment),
         threads=_threads(environment),
         cpu=_cpu(environment),
+        cuda_visible=environment.get("CUDA_VISIBLE_DEVICES"),
+        cuda_order=environment.get("CUDA_DEVICE_ORDER"),
     )
 
 

@@ -61,6 +61,8 @@ LAZY = {
     "text/template.py": "Jinja is loaded when a template is first rendered",
     "hub/huggingface.py": "huggingface_hub takes 300 ms, and most runs fetch nothing",
     "devices/cpu/compile.py": "worker processes are needed only when something must be compiled",
+    "devices/__init__.py": "called, the package reads devices; imported, it loads nothing",
+    "devices/listing.py": "reading cards needs no NumPy, which reading the host loads",
     "devices/cuda/driver.py": "the bindings are an extra, and without them this module imports too",
     "devices/registry.py": "a device is loaded when it is first asked for",
 }

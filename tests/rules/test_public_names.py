@@ -10,6 +10,7 @@ from source_tree import modules
 PUBLIC = (
     "ChatReply",
     "CorralError",
+    "DeviceReading",
     "FinishReason",
     "Generation",
     "GenerationStatistics",
@@ -20,6 +21,7 @@ PUBLIC = (
     "PlanReport",
     "SamplingParams",
     "Slope",
+    "devices",
     "plan",
 )
 

@@ -7,14 +7,18 @@ import corral
 PUBLIC = [
     "ChatReply",
     "CorralError",
+    "DeviceReading",
     "FinishReason",
     "Generation",
     "GenerationStatistics",
+    "MemoryGrowth",
     "MemoryRow",
     "MemoryStatistics",
     "Model",
     "PlanReport",
     "SamplingParams",
+    "Slope",
+    "devices",
     "plan",
 ]
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "run": "answer a prompt, or chat when there is none",
     "pull": "fetch a model into the cache",
     "inspect": "show what is in a model file",
+    "devices": "show the devices and their memory",
     "plan": "show the memory a model would need, without loading it",
     "bench": "measure prompt and generation speed",
     "perplexity": "measure how well a model predicts a text",

@@ -9,8 +9,8 @@ import pytest
 from corral.devices.cpu.compile import Compiler, KernelSpec
 from corral.devices.cpu.features import Target, runnable
 from corral.devices.cpu.kernels.matmul import FIELDS, matmul, scratch_bytes
-from corral.devices.packing import pack_rows
 from corral.devices.cpu.traits import CPU_TRAITS
+from corral.devices.packing import pack_rows
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS, SPAN
 from corral.quant.types import DType
