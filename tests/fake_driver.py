@@ -58,6 +58,8 @@ class FakeDriver:
         self._stacks = threading.local()
         self._host: dict[int, ctypes.Array] = {}
         self._mutex = threading.RLock()
+        self._content: dict[int, bytearray] = {}
+        """Bytes of device memory by address, from the first copy on."""
 
     def _enter(self, call: str) -> None:
         self.before(call)
@@ -172,6 +174,7 @@ class FakeDriver:
     def free(self, address: int) -> None:
         self._enter("free")
         ordinal = self._current("free")
+        self._content.pop(address, None)
         if self.memory_of[ordinal].pop(address, None) is None:
             self.violations.append("free of what is not there")
             raise self._failure("free", "invalid value")
@@ -191,12 +194,15 @@ class FakeDriver:
             self.violations.append("free of pinned memory that is not there")
         self._host.pop(address)
 
-    def _touch(self, call: str, address: int, size_bytes: int) -> None:
+    def _touch(self, call: str, address: int, size_bytes: int) -> memoryview:
+        """Return the bytes that a call reads or writes."""
         ordinal = self._current(call)
-        blocks = self.memory_of[ordinal].items()
-        if not any(at <= address and address + size_bytes <= at + size for at, size in blocks):
-            self.violations.append(f"{call} outside of memory")
-            raise self._failure(call, "illegal address")
+        for at, size in self.memory_of[ordinal].items():
+            if at <= address and address + size_bytes <= at + size:
+                content = self._content.setdefault(at, bytearray(size))
+                return memoryview(content)[address - at : address - at + size_bytes]
+        self.violations.append(f"{call} outside of memory")
+        raise self._failure(call, "illegal address")
 
     def fill(self, address: int, size_bytes: int) -> None:
         self._enter("fill")
@@ -204,11 +210,12 @@ class FakeDriver:
 
     def copy_to_device(self, to: int, source: int, size_bytes: int) -> None:
         self._enter("copy_to_device")
-        self._touch("copy_to_device", to, size_bytes)
+        self._touch("copy_to_device", to, size_bytes)[:] = ctypes.string_at(source, size_bytes)
 
     def copy_to_host(self, to: int, source: int, size_bytes: int) -> None:
         self._enter("copy_to_host")
-        self._touch("copy_to_host", source, size_bytes)
+        data = self._touch("copy_to_host", source, size_bytes)
+        ctypes.memmove(to, bytes(data), size_bytes)
 
     def _create(self, kind: str) -> int:
         self._enter(f"create_{kind}")

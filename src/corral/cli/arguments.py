@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from corral.errors import UsageError
+from corral.errors import DeviceUnavailable, UsageError
 
 if TYPE_CHECKING:
     from argparse import _ArgumentGroup
@@ -141,12 +141,13 @@ def add_device(
 
 
 def _device(name: str) -> str:
-    from corral.devices.registry import AUTO, NAMES
+    from corral.devices.registry import resolve
 
-    # Whether a device that exists somewhere is here is not for the command line to say.
-    if name.partition(":")[0] not in (AUTO, *NAMES):
-        listed = ", ".join((AUTO, *NAMES))
-        raise ArgumentTypeError(f"there is no device {name[:60]!r}: use one of {listed}")
+    # Whether a card is in this machine is not for the command line to say.
+    try:
+        resolve(name)
+    except DeviceUnavailable as error:
+        raise ArgumentTypeError(str(error)) from None
     return name
 
 
@@ -154,6 +155,10 @@ def _computing_device(name: str) -> str:
     if _device(name) == "null":
         raise ArgumentTypeError(
             "the null device counts bytes and computes nothing: it is for corral plan, use cpu here"
+        )
+    if name.startswith(("cuda:", "GPU-", "MIG-")):
+        raise ArgumentTypeError(
+            "corral reads CUDA devices and plans for them, but cannot compute on them yet: use cpu"
         )
     return name
 

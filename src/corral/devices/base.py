@@ -118,7 +118,11 @@ class Device(Protocol):
     """Owner of memory of one kind."""
 
     name: str
-    traits: DeviceTraits
+
+    @property
+    def traits(self) -> DeviceTraits:
+        """What to plan with, now."""
+        ...
 
     @property
     def allocated_bytes(self) -> int:

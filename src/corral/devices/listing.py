@@ -60,10 +60,16 @@ def machine_sources() -> Sources:
     # It knows NumPy, which a router does not load; the router reads no host memory through it.
     from corral.devices.host import host_memory
 
-    return Sources(host=host_memory, nvml=_nvml(), probe=_probe().attempt, is_shared_out=_shared())
+    return Sources(
+        host=host_memory,
+        nvml=machine_nvml(),
+        probe=_probe().attempt,
+        is_shared_out=_shared(),
+    )
 
 
-def _nvml() -> Nvml | None:
+def machine_nvml() -> Nvml | None:
+    """Return this machine's NVML, or None where it has none."""
     try:
         return process_nvml()
     except NvmlFailure:

@@ -4,6 +4,7 @@ Planning needs traits only, so `traits` imports no compiler and no driver.
 """
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from corral.errors import DeviceUnavailable, InvalidArgument
@@ -11,11 +12,13 @@ from corral.memory.traits import DeviceTraits
 
 if TYPE_CHECKING:
     from corral.devices.base import Device
+    from corral.devices.context_cost import ContextCost
 
 AUTO = "auto"
 """Stands for the best device present."""
 NAMES = ("cpu", "reference", "null")
-"""Devices that can be opened."""
+"""Devices that every machine has."""
+_CUDA = re.compile(r"cuda:\d{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
 
 
 def resolve(name: str) -> str:
@@ -32,10 +35,11 @@ def resolve(name: str) -> str:
         )
     if name == AUTO:
         return "cpu"
-    if name in NAMES:
+    if name in NAMES or _CUDA.fullmatch(name):
         return name
-    near = difflib.get_close_matches(name.lower(), (AUTO, *NAMES), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join((AUTO, *NAMES))}"
+    known = ", ".join((AUTO, *NAMES, "cuda:0"))
+    near = difflib.get_close_matches(name.lower(), (AUTO, *NAMES, "cuda:0"), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {known}"
     raise DeviceUnavailable(f"there is no device {name[:60]!r}: {hint}")
 
 
@@ -54,22 +58,42 @@ def open(name: str = AUTO, *, threads: int | None = None) -> "Device":  # noqa: 
             from corral.devices.reference.device import ReferenceDevice
 
             return ReferenceDevice()
-        case _:
+        case "null":
             from corral.devices.null.device import NullDevice
 
             return NullDevice(traits("cpu", threads=threads))
+        case card:
+            from corral.devices.cuda.opening import open_cuda
+
+            return open_cuda(card)
 
 
 def traits(name: str = AUTO, *, threads: int | None = None) -> DeviceTraits:
-    """Return what planning for a device must know, without opening it.
+    """Return what planning for a device must know, without opening it; the card may be elsewhere.
 
     Raises:
-        DeviceUnavailable: if there is no such device.
+        DeviceUnavailable: if there is no such kind of device.
     """
-    if resolve(name) == "reference":
+    word = resolve(name)
+    if word == "reference":
         from corral.devices.reference.device import reference_traits
 
         return reference_traits()
+    if word not in NAMES:
+        from corral.devices.cuda.traits import cuda_traits
+
+        return cuda_traits(context_cost(word).size_bytes)
     from corral.devices.cpu.traits import cpu_traits
 
     return cpu_traits(threads)
+
+
+def context_cost(name: str) -> "ContextCost":
+    """Return what a context on a CUDA device takes, as measured there, else assumed."""
+    from corral.devices.listing import machine_listing, machine_nvml
+    from corral.devices.planned_context import planned_context
+
+    nvml = machine_nvml()
+    cards = machine_listing().devices if nvml else ()
+    title = next((d.title for d in cards if name in (d.name, d.uuid)), None)
+    return planned_context(title, nvml)

@@ -60,23 +60,70 @@ def load_file(
         ModelError: if the file is at fault.
         OutOfMemory: if it does not fit; nothing was allocated.
     """
-    with ExitStack() as stack:
+    with _undone_on_failure() as closing:
         design = design_model(file.metadata, file.tensors, limits, device.traits)
-        closing = ExitStack()
-        failure = stack.enter_context(ExitStack())
-        failure.callback(closing.close)
-        owner = file.path.name
-        buffers = _allocate(design, owner, device, ledger, closing)
+        buffers = _allocate(design, file.path.name, device, ledger, closing)
         backend = device.backend()
         closing.callback(backend.close)
         # Lowering comes first: it compiles the kernels that reading needs to pack weights, too.
         programs = tuple(
             backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans
         )
-        with _loading_buffer(design, owner, device, ledger) as staging:
-            _read_weights(file, design, device, buffers.weights, staging, progress=progress)
-        failure.pop_all()
+        _fill(file, design, device, ledger, buffers, progress=progress)
         return LoadedModel(design, backend, programs, closing)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldModel:
+    """A model whose weights are on a device, with room for its state and nothing to run it."""
+
+    design: ModelDesign
+    buffers: ModelBuffers
+    closing: ExitStack
+
+    def close(self) -> None:
+        """Give everything back, in reverse; a second call does nothing."""
+        self.closing.close()
+
+
+def hold_file(
+    file: ModelFile,
+    limits: Limits,
+    device: Device,
+    ledger: Ledger,
+    *,
+    progress: Progress | None = None,
+) -> HeldModel:
+    """Put a model on a device without an executor; raises as `load_file` does."""
+    with _undone_on_failure() as closing:
+        design = design_model(file.metadata, file.tensors, limits, device.traits)
+        buffers = _allocate(design, file.path.name, device, ledger, closing)
+        _fill(file, design, device, ledger, buffers, progress=progress)
+        return HeldModel(design, buffers, closing)
+
+
+@contextmanager
+def _undone_on_failure() -> Iterator[ExitStack]:
+    """Give a stack of what is to be closed, and close it at once if anything fails."""
+    closing = ExitStack()
+    try:
+        yield closing
+    except BaseException:
+        closing.close()
+        raise
+
+
+def _fill(
+    file: ModelFile,
+    design: ModelDesign,
+    device: Device,
+    ledger: Ledger,
+    buffers: ModelBuffers,
+    *,
+    progress: Progress | None,
+) -> None:
+    with _loading_buffer(design, file.path.name, device, ledger) as staging:
+        _read_weights(file, design, device, buffers.weights, staging, progress=progress)
 
 
 def _allocate(
@@ -98,6 +145,8 @@ def _allocate(
         made[lifetime] = device.allocate(size, lifetime)
         closing.callback(made[lifetime].close)
         ledger.commit(reserved, lifetime, made[lifetime].size_bytes)
+    if context_bytes := footprint.get(Lifetime.CONTEXT):
+        ledger.observe(reserved, Lifetime.CONTEXT, context_bytes)
     capacity = sum(plan.num_records for plan in design.plan.plans)
     return ModelBuffers(
         weights=made[Lifetime.WEIGHTS],

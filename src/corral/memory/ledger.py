@@ -7,7 +7,7 @@ Bytes belong to a reservation, not to a name: a model may be loaded twice.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corral.errors import LedgerMismatch, OutOfMemory
 from corral.memory.lifetime import Lifetime
@@ -79,6 +79,11 @@ class Ledger:
             )
         entry = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
         self._entries[reservation, lifetime] = entry
+
+    def observe(self, reservation: Reservation, lifetime: Lifetime, size_bytes: int) -> None:
+        """Record what a driver holds for an owner: measured, not asked for, so it may differ."""
+        entry = self._entries[reservation, lifetime]
+        self._entries[reservation, lifetime] = replace(entry, allocated_bytes=size_bytes)
 
     def release(self, reservation: Reservation) -> None:
         """Strike everything of one reservation; a second call does nothing."""

@@ -1,8 +1,9 @@
 """What contexts cost is remembered in one file, whatever happens to it."""
 
 import json
-import multiprocessing
 import stat
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -166,23 +167,37 @@ def test_a_file_system_without_locks(costs, monkeypatch):
     assert costs.lookup("Card", "580.1") == 500 * MIB
 
 
-def write_many(path, number, barrier):
-    """Store costs of one process's own cards."""
-    barrier.wait()
-    for card in range(10):
-        ContextCosts(path).store(f"Card {number} {card}", "580.1", (number + 1) * MIB)
+WRITER = """
+import sys
+from pathlib import Path
+sys.path[:] = {path!r}
+from corral.devices.context_cost import ContextCosts
+print("ready", flush=True)
+sys.stdin.readline()
+for card in range(10):
+    ContextCosts(Path({file!r})).store(f"Card {number} {{card}}", "580.1", {size})
+"""
+
+
+def writer(path, number):
+    """Start a process that stores the costs of its own cards once it is told to."""
+    script = WRITER.format(path=sys.path, file=str(path), number=number, size=(number + 1) * MIB)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_processes_that_write_at_once_lose_nothing(path):
     """Each reads, adds and replaces under the lock."""
-    spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(3)
-    processes = [spawn.Process(target=write_many, args=(path, n, barrier)) for n in range(3)]
+    processes = [writer(path, number) for number in range(3)]
     for process in processes:
-        process.start()
+        assert process.stdout.readline() == "ready\n"
     for process in processes:
-        process.join(timeout=60)
-        assert process.exitcode == 0
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
     costs = ContextCosts(path)
     for number in range(3):
         for card in range(10):

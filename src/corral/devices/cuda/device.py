@@ -7,6 +7,7 @@ plan. Staging is pinned host memory of this device's context, whatever thread as
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,19 @@ class CudaDevice(Closing):
     ) -> None:
         """Open a device; its context begins with the first buffer. `read` tells its memory."""
         self.name = name
-        self.traits = traits
+        self._traits = traits
         self.context = context
         self._driver = driver
         self._read = read
         self._buffers: dict[Buffer, Owned] = {}
         self._lock = threading.Lock()
         self.is_closed = False
+
+    @property
+    def traits(self) -> DeviceTraits:
+        """What to plan with; a context that is there already costs nothing more."""
+        is_active = self.context.statistics().is_active
+        return replace(self._traits, context_bytes=0) if is_active else self._traits
 
     @property
     def allocated_bytes(self) -> int:

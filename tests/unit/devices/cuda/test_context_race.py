@@ -5,6 +5,7 @@ the lock. Every call of the first is tried with every deed of the second, so wha
 goes wrong each time: with the lock nothing does, without it something must.
 """
 
+import ctypes
 import threading
 from contextlib import nullcontext, suppress
 
@@ -154,6 +155,8 @@ def test_many_threads_lose_nothing():
     driver = FakeDriver()
     context = DeviceContext(driver.facts[0], driver, threading.RLock())
     start, broken = threading.Barrier(8), []
+    data = (ctypes.c_uint8 * 64)()
+    source = ctypes.addressof(data)
 
     def work(number):
         start.wait()
@@ -162,7 +165,7 @@ def test_many_threads_lose_nothing():
                 if (turn + number) % 3:
                     owned = create(context, driver)
                     with context.current():
-                        driver.copy_to_device(owned.handle, 0, MIB)
+                        driver.copy_to_device(owned.handle, source, len(data))
                     owned.close()
                 else:
                     context.read()

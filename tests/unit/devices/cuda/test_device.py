@@ -1,0 +1,228 @@
+"""A CUDA device holds models to the byte and gives everything back, shown on a played driver."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tiny
+from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.opening import device_of
+from corral.devices.nvml import NvmlMemory
+from corral.devices.packing import pack_rows
+from corral.devices.reading import Sources
+from corral.engine.load import hold_file
+from corral.errors import Closed, DeviceUnavailable, OutOfMemory, StaleContext
+from corral.gguf import open_model
+from corral.memory.ledger import Ledger
+from corral.memory.lifetime import Lifetime
+from corral.models.footprint import Limits
+from corral.quant.types import DType
+from fake_driver import CONTEXT_BYTES, MIB, TOTAL_BYTES, FakeDriver, uuid_of
+from fake_nvml import FakeNvml
+
+LIMITS = Limits(64)
+NVML_MEMORY = NvmlMemory(100, 10, 70, 20)
+
+
+@pytest.fixture(autouse=True)
+def no_stored_costs(monkeypatch, tmp_path):
+    """Contexts cost what the played driver takes."""
+    monkeypatch.setattr("corral.devices.context_cost.DEFAULT_CONTEXT_BYTES", CONTEXT_BYTES)
+    monkeypatch.setattr("corral.devices.planned_context.CacheTree", lambda root: _Tree(tmp_path))
+
+
+class _Tree:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def contexts_file(self):
+        return self.folder / "contexts.json"
+
+
+@pytest.fixture
+def driver():
+    """Return a driver that must see nothing wrong, and nothing left."""
+    played = FakeDriver(2)
+    yield played
+    assert not played.violations
+    assert [played.used(n) for n in range(2)] == [0, 0]
+
+
+@pytest.fixture
+def contexts(driver):
+    """Return the contexts of a process."""
+    return Contexts(driver)
+
+
+def opened(contexts, name="cuda:0", **sources):
+    base = Sources(host=lambda: (0, 0), in_process=contexts.read)
+    return device_of(name, contexts, lambda: replace(base, **sources))
+
+
+@pytest.fixture
+def device(contexts):
+    """Return the first device."""
+    with opened(contexts) as first:
+        yield first
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Return a small model's file."""
+    return tiny.write(tmp_path / "tiny.gguf", table=tiny.tensors(dtype=DType.Q8_0))
+
+
+def held(path, device, ledger, limits=LIMITS):
+    with open_model(path) as file:
+        return hold_file(file, limits, device, ledger)
+
+
+def test_buffers_are_whole_pieces_at_fixed_addresses(driver, device):
+    """Sizes are rounded as the driver does, and the device counts what it gave."""
+    one = device.allocate(1, Lifetime.SCRATCH)
+    two = device.allocate(2 * MIB + 1, Lifetime.STATE)
+    assert (one.size_bytes, two.size_bytes) == (2 * MIB, 4 * MIB)
+    assert device.allocated_bytes == 6 * MIB == sum(driver.memory_of[0].values())
+    assert driver.calls.count("fill") == 2
+    address = one.address
+    two.close()
+    assert one.address == address
+    one.close()
+    assert device.allocated_bytes == 0
+    with pytest.raises(Closed):
+        _ = one.address
+
+
+def test_staging_is_pinned_memory_of_its_own_device(driver, contexts):
+    """It belongs to the named device, whatever else is there."""
+    with opened(contexts, "cuda:1") as second:
+        staging = second.allocate(100, Lifetime.STAGING)
+        assert (driver.host_of[0], len(driver.host_of[1])) == ({}, 1)
+        assert driver.users == [0, 1]
+        staging.close()
+
+
+def test_a_model_is_held_to_the_byte(driver, device, path):
+    """Planned = allocated by lifetime = what the card shows, context included; then nothing."""
+    ledger = Ledger()
+    model = held(path, device, ledger)
+    footprint = model.design.plan.footprint()
+    entries = ledger.statistics()
+    assert {e.lifetime: e.planned_bytes for e in entries} == footprint
+    assert all(entry.planned_bytes == entry.allocated_bytes for entry in entries)
+    on_card = sum(size for life, size in footprint.items() if life is not Lifetime.STAGING)
+    assert driver.used(0) == on_card
+    assert device.allocated_bytes == on_card - CONTEXT_BYTES + footprint[Lifetime.STAGING]
+    model.close()
+    assert (driver.used(0), driver.users, ledger.statistics()) == (0, [0, 0], ())
+
+
+def test_a_second_model_pays_no_context(driver, device, path):
+    """The first one's is there already."""
+    ledger = Ledger()
+    models = [held(path, device, ledger) for _ in range(2)]
+    paid = Counter(e.allocated_bytes for e in ledger.statistics() if e.lifetime is Lifetime.CONTEXT)
+    assert paid == {CONTEXT_BYTES: 1, 0: 1}
+    on_card = [e for e in ledger.statistics() if e.lifetime is not Lifetime.STAGING]
+    assert driver.used(0) == sum(entry.allocated_bytes for entry in on_card)
+    for model in models:
+        model.close()
+
+
+def test_weights_are_packed_rows(device, path):
+    """What the card holds of a matrix is what `pack_rows` makes of the file's bytes."""
+    model = held(path, device, Ledger())
+    with open_model(path) as file:
+        slots = [s for s in model.buffers.weights_layout.slots.values() if s.form.layout]
+        assert slots
+        for slot in slots:
+            tensor = slot.tensor
+            rows = np.empty(tensor.rows * tensor.dtype.row_bytes(tensor.columns), np.uint8)
+            file.read(tensor.name, memoryview(rows), 0)
+            expected = pack_rows(rows, tensor.dtype, tensor.rows, tensor.columns)
+            found = device.download(model.buffers.weights, slot.offset, slot.form.size_bytes)
+            np.testing.assert_array_equal(found, expected)
+    model.close()
+
+
+def test_any_call_of_the_driver_may_fail(driver, device, path):
+    """Whichever allocation or copy fails, nothing is left and the next load works."""
+    for call in ("allocate", "allocate_host", "fill", "copy_to_device"):
+        for number in range(4):
+            driver.failures[call] = [""] * number + ["out of memory"]
+            ledger = Ledger()
+            try:
+                model = held(path, device, ledger)
+            except OutOfMemory:
+                assert (driver.used(0), ledger.statistics()) == (0, ())
+            else:  # a load makes fewer such calls
+                model.close()
+            driver.failures.clear()
+    assert driver.users == [0, 0]
+
+
+def test_what_does_not_fit_is_refused_before_anything_exists(driver, device, path):
+    """The refusal names needs and what is free; the driver was asked for nothing."""
+    driver.foreign[0] = TOTAL_BYTES - CONTEXT_BYTES - 3 * MIB
+    with pytest.raises(OutOfMemory, match=r"needs .* on cuda:0 \(.*context 512\.0 MiB\)"):
+        held(path, device, Ledger())
+    assert "allocate" not in driver.calls
+    driver.foreign[0] = 0
+
+
+def test_a_reset_behind_our_back_is_noticed(driver, contexts, path):
+    """Buffers are stale, not used; closing and loading anew both work."""
+    nvml = FakeNvml()
+    nvml.memory_of[uuid_of(0)] = NvmlMemory(TOTAL_BYTES, 0, TOTAL_BYTES, 0)
+    device = opened(contexts, nvml=nvml)
+    model = held(path, device, Ledger())
+    driver.reset(0)
+    with pytest.raises(StaleContext):
+        device.download(model.buffers.weights, 0, 16)
+    with pytest.raises(StaleContext):
+        _ = model.buffers.weights.address
+    model.close()
+    held(path, device, Ledger()).close()
+    device.close()
+
+
+def test_nothing_is_computed_yet(device):
+    """A backend is refused in words, and no context begins for it."""
+    with pytest.raises(DeviceUnavailable, match="use --device cpu"):
+        device.backend()
+
+
+@pytest.mark.parametrize("name", ["cuda:1", uuid_of(1), uuid_of(1)[:12]])
+def test_devices_are_found_by_number_and_uuid(contexts, name):
+    """Their own name is the number."""
+    with opened(contexts, name) as found:
+        assert (found.name, found.context.facts.uuid) == ("cuda:1", uuid_of(1))
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "GPU-ffff"])
+def test_devices_that_are_not_here(contexts, name):
+    """The refusal names those that are."""
+    with pytest.raises(DeviceUnavailable, match="only cuda:0, cuda:1"):
+        opened(contexts, name)
+
+
+def test_memory_is_read_through_nvml_first(contexts, driver):
+    """A reading by NVML makes no call of the driver."""
+    nvml = FakeNvml()
+    nvml.memory_of[uuid_of(0)] = NVML_MEMORY
+    with opened(contexts, nvml=nvml) as device:
+        driver.calls.clear()
+        reading = device.memory()
+        assert (reading.free_bytes, reading.source) == (70, "NVML")
+        assert driver.calls == []
+
+
+def test_memory_that_only_the_driver_tells(contexts, driver):
+    """Read in this process while that leaves nothing; then unknown, without a probe."""
+    with opened(contexts) as device:
+        assert device.memory().free_bytes == TOTAL_BYTES - CONTEXT_BYTES
+        device.allocate(1, Lifetime.STATE).close()
+        assert device.memory().free_bytes is None
+    assert driver.users == [0, 0]
