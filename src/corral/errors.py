@@ -110,6 +110,18 @@ class OutOfMemory(ResourceError):
     code = "out_of_memory"
     http_status = 507
 
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        needed_bytes: int | None = None,
+        available_bytes: int | None = None,
+    ) -> None:
+        """Keep what was needed and what there was, where both are known."""
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
 
 class DownloadError(ResourceError):
     """A model could not be fetched."""

@@ -1,4 +1,7 @@
-"""The host's half of an evaluation: inputs checked and copied to where the plan wants them."""
+"""The host's half of an evaluation: inputs checked and copied to where the plan wants them.
+
+What another device computed comes the same way: the host can write to the scratch of these devices.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.devices.base import ModelBuffers
 from corral.devices.host import array_at
 from corral.errors import CapacityExceeded, InternalError
 from corral.memory.plan import COUNTS, Plan
@@ -32,18 +36,20 @@ class Counts:
                 return tensor.shape[0]
 
 
+_ELEMENTS: dict[Op, Any] = {Op.INPUT: np.int32, Op.RECEIVED: np.float32}
+
+
 class Staging:
     """The inputs of one plan as arrays on host memory; made when the plan is lowered."""
 
-    def __init__(self, plan: Plan, address: int) -> None:
-        offsets = plan.staging.offsets
-        self._inputs = plan.graph.leaves(Op.INPUT)
+    def __init__(self, plan: Plan, buffers: ModelBuffers) -> None:
+        self._inputs = (*plan.graph.leaves(Op.INPUT), *plan.graph.leaves(Op.RECEIVED))
         self._arrays = {
-            tensor.name: array_at(address + offsets[tensor.name], tensor.shape, np.int32)
+            tensor.name: array_at(buffers.address(plan, tensor), tensor.shape, _ELEMENTS[tensor.op])
             for tensor in self._inputs
         }
-        self._counts = array_at(address + offsets[COUNTS], (2,), np.int64)
-        self._capacity = plan.graph.shape_class
+        counts = buffers.staging.address + plan.staging.offsets[COUNTS]
+        self._counts = array_at(counts, (2,), np.int64)
 
     def write(self, inputs: Mapping[str, NDArray[Any]], outputs: int) -> Counts:
         """Copy the inputs of a batch and return its counts; inputs the graph lacks are ignored.

@@ -60,14 +60,16 @@ def liveness(graph: Graph) -> Liveness:
     """Return when each scratch value of the graph needs its bytes.
 
     A value takes over the bytes of a source where its operation allows it, the sizes are equal and
-    nobody reads the source later. Views and KV appends own nothing. Outputs live to the end.
+    nobody reads the source later. Views and KV appends own nothing. Outputs live to the end, what
+    another device computed lives from the beginning.
     """
     last_use = _last_uses(graph)
-    owner: dict[Tensor, Tensor] = {}
-    first: dict[Tensor, int] = {}
-    last: dict[Tensor, int] = {}
+    received = graph.leaves(Op.RECEIVED)
+    owner = {tensor: tensor for tensor in received}
+    first = dict.fromkeys(received, 0)
+    last = {tensor: last_use[tensor] for tensor in received}
     for number, node in enumerate(graph):
-        if node.base.op.traits.is_leaf:
+        if node.base.op.traits.is_leaf and node.base not in owner:
             continue  # the state, or a view of an input
         taken = _taken_over(node, number, owner, last)
         root = owner[taken] if taken is not None else node

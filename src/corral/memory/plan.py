@@ -4,14 +4,14 @@ Graph ── plan_graph ──▶ Plan (scratch, staging, records of one shape c
 Plans + weights + state ──▶ ModelPlan ──▶ footprint: bytes by lifetime, known before any exists
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from corral.memory.lifetime import Lifetime, liveness
 from corral.memory.planner import ScratchLayout, align, place
 from corral.memory.stored import WeightsLayout, place_weights
 from corral.memory.traits import DeviceTraits
-from corral.tensor.graph import Graph
+from corral.tensor.graph import Graph, ShapeClass
 from corral.tensor.ops import Attend, Op
 from corral.tensor.tensor import Tensor
 
@@ -83,9 +83,9 @@ def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
         traits,
         scratch,
         lives.owner,
-        _place_staging(graph, traits),
+        _place_staging(graph.leaves(Op.INPUT), traits),
         _workspace_bytes(graph, traits),
-        _segments_bytes(graph, traits),
+        _segments_bytes(graph, graph.shape_class, traits),
     )
 
 
@@ -96,20 +96,19 @@ def _workspace_bytes(graph: Graph, traits: DeviceTraits) -> int:
     return align(size, traits.alignment)
 
 
-def _segments_bytes(graph: Graph, traits: DeviceTraits) -> int:
+def _segments_bytes(graph: Graph, shapes: ShapeClass, traits: DeviceTraits) -> int:
     if traits.segment_blocks == 0:
         return 0
-    shapes = graph.shape_class
     segments = -(-shapes.blocks // traits.segment_blocks) * shapes.sequences
     attends = (node.attributes for node in graph if isinstance(node.attributes, Attend))
     sizes = (a.heads * (traits.segment_bytes + 4 * a.head_dim) for a in attends)
     return align(segments * max(sizes, default=0), traits.alignment)
 
 
-def _place_staging(graph: Graph, traits: DeviceTraits) -> StagingLayout:
+def _place_staging(inputs: Iterable[Tensor], traits: DeviceTraits) -> StagingLayout:
     offsets = {COUNTS: 0}
     offset = align(COUNTS_BYTES, traits.alignment)
-    for tensor in graph.leaves(Op.INPUT):
+    for tensor in inputs:
         offsets[tensor.name] = offset
         offset += align(tensor.size_bytes, traits.alignment)
     return StagingLayout(offsets, offset)
@@ -155,6 +154,29 @@ class ModelPlan:
         }
         rounded = {life: align(size, self.traits.granularity) for life, size in sizes.items()}
         return rounded | {Lifetime.CONTEXT: self.traits.context_bytes}
+
+
+Resize = Callable[[Tensor], Tensor]
+"""Gives an input or a state as it would be in a graph of another shape class."""
+
+
+def resized_footprint(model: ModelPlan, shapes: ShapeClass, resize: Resize) -> dict[Lifetime, int]:
+    """Return the footprint for a shape class that differs from the model's in `blocks` only.
+
+    Equal to what planning anew gives, and much sooner: how many blocks a sequence has changes the
+    sizes of leaves and of segments, and no value that a node computes.
+    """
+    traits = model.traits
+
+    def resized(plan: Plan) -> Plan:
+        assert replace(plan.graph.shape_class, blocks=shapes.blocks) == shapes
+        inputs = map(resize, plan.graph.leaves(Op.INPUT))
+        segments = _segments_bytes(plan.graph, shapes, traits)
+        return replace(plan, staging=_place_staging(inputs, traits), segments_bytes=segments)
+
+    states = (resize(t) for plan in model.plans for t in plan.graph.leaves(Op.STATE))
+    plans = tuple(map(resized, model.plans))
+    return replace(model, plans=plans, state=place_state(states, traits)).footprint()
 
 
 def plan_model(graphs: Sequence[Graph], traits: DeviceTraits, *, loading_bytes: int) -> ModelPlan:

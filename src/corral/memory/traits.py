@@ -38,3 +38,5 @@ class DeviceTraits:
     """Operations that take two records."""
     context_bytes: int = 0
     """Bytes its driver takes for a process that uses it."""
+    has_own_memory: bool = False
+    """Whether its memory is not the host's: then staging is no part of it."""

@@ -29,7 +29,7 @@ class Architecture:
     """Writes the graph and returns the logits."""
 
 
-_SHARED = {"architecture", "hyper", "weights", "footprint", "blocks"}
+_SHARED = {"architecture", "hyper", "weights", "footprint", "split", "assign", "fit", "blocks"}
 
 
 def architectures() -> tuple[str, ...]:

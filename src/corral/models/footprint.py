@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from corral.errors import InvalidArgument
 from corral.gguf import Metadata, TensorInfo
-from corral.kv.spec import KV_TYPES, KVSpec, blocks_for, kv_spec
+from corral.kv.spec import KV_TYPES, KVSpec, LayerSpec, blocks_for, kv_spec
 from corral.memory.plan import ModelPlan, plan_model
 from corral.memory.traits import DeviceTraits
 from corral.models.architecture import architecture
@@ -71,10 +71,33 @@ def choose_limits(
     return Limits(context, parallel, kv_type, min(512, context * parallel), max(32, parallel))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelGraph:
+    """A model read, its cache specified, its graph as the family wrote it: for no device yet."""
+
+    hyper: Hyper
+    limits: Limits
+    kv: KVSpec
+    graph: Graph
+
+
 def design_model(
     metadata: Metadata, tensors: Mapping[str, TensorInfo], limits: Limits, traits: DeviceTraits
 ) -> ModelDesign:
-    """Plan a model for one kind of device.
+    """Plan a model for one kind of device; raises as `write_graph` does."""
+    model = write_graph(metadata, tensors, limits)
+    return ModelDesign(model.hyper, limits, model.kv, plan_graph_of(model.graph, traits))
+
+
+def plan_graph_of(graph: Graph, traits: DeviceTraits) -> ModelPlan:
+    """Fuse a graph for one kind of device and plan it."""
+    return plan_model([verify(fuse(graph, traits.fused))], traits, loading_bytes=LOADING_BYTES)
+
+
+def write_graph(
+    metadata: Metadata, tensors: Mapping[str, TensorInfo], limits: Limits
+) -> ModelGraph:
+    """Read a model's sizes and write its graph.
 
     Raises:
         ModelError: if the file contradicts itself or needs what corral does not run.
@@ -82,23 +105,34 @@ def design_model(
     """
     family = architecture(metadata.architecture)
     hyper = family.read(metadata)
+    kv = cache_spec(family.layers(hyper), hyper, limits)
+    builder = GraphBuilder(shape_class(limits))
+    output = family.build(builder, Weights(builder, tensors), hyper, kv)
+    return ModelGraph(hyper, limits, kv, verify(builder.finish(output)))
+
+
+def cache_spec(layers: tuple[LayerSpec, ...], hyper: Hyper, limits: Limits) -> KVSpec:
+    """Return what the cache of a model holds.
+
+    Raises:
+        InvalidArgument: if the KV type does not fit the model's heads.
+    """
     kv_type = KV_TYPES[limits.kv_type]
     if hyper.head_dim % kv_type.block_elements:
         raise InvalidArgument(
             f"KV type {limits.kv_type} needs heads of a multiple of {kv_type.block_elements} "
             f"dimensions, this model has {hyper.head_dim}: use f16, bf16 or f32"
         )
-    kv = kv_spec(
-        family.layers(hyper),
+    return kv_spec(
+        layers,
         kv_type,
         context=limits.context,
         parallel=limits.parallel,
         chunk_tokens=limits.chunk,
     )
-    shapes = ShapeClass(
-        limits.chunk, min(limits.outputs, limits.chunk), limits.parallel, blocks_for(limits.context)
-    )
-    builder = GraphBuilder(shapes)
-    output = family.build(builder, Weights(builder, tensors), hyper, kv)
-    graph: Graph = verify(fuse(verify(builder.finish(output)), traits.fused))
-    return ModelDesign(hyper, limits, kv, plan_model([graph], traits, loading_bytes=LOADING_BYTES))
+
+
+def shape_class(limits: Limits) -> ShapeClass:
+    """Return the capacities of a graph with these limits."""
+    outputs = min(limits.outputs, limits.chunk)
+    return ShapeClass(limits.chunk, outputs, limits.parallel, blocks_for(limits.context))

@@ -130,6 +130,7 @@ class Op(enum.Enum):
     WEIGHT = "a tensor of the model file"
     STATE = "keys and values of one layer, kept between evaluations"
     CONSTANT = "a few numbers known when the graph is built"
+    RECEIVED = "rows that another device computed, in scratch before the evaluation begins"
     # written by models
     EMBED = "rows of a table, chosen by token"
     RMS_NORM = "x / rms(x) · weight"
@@ -164,6 +165,7 @@ TABLE: dict[Op, OpTraits] = {
     Op.WEIGHT: OpTraits(()),
     Op.STATE: OpTraits(()),
     Op.CONSTANT: OpTraits((), attributes=Constant),
+    Op.RECEIVED: OpTraits(()),
     Op.EMBED: OpTraits(("tokens", "table"), attributes=Embed),
     Op.RMS_NORM: OpTraits(("x", "weight"), in_place=0, attributes=Norm),
     Op.MATMUL: OpTraits(("x", "weight", "bias"), optional=1),

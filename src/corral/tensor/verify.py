@@ -49,6 +49,8 @@ def _check_node(node: Tensor, seen: set[Tensor]) -> None:
     for source in node.sources:
         if not source.op.traits.is_leaf and source not in seen:
             raise _broken(node, f"it reads {source.name} before that is computed")
+        if source.op is Op.RECEIVED and not _can_cross(source):
+            raise _broken(node, f"{source!r} cannot come from another device, only rows of F32 can")
     if any(size <= 0 for size in node.shape):
         raise _broken(node, "a dimension is empty")
     message = _types(node) or _rows(node) or RULES[node.op](node)
@@ -63,6 +65,12 @@ def _check_leaves(node: Tensor, leaves: dict[str, Tensor]) -> None:
             known = leaves.setdefault(leaf.name, leaf)
             if (known.op, known.dtype, known.shape) != (leaf.op, leaf.dtype, leaf.shape):
                 raise _broken(node, f"it reads {leaf!r}, another node reads {known!r}")
+
+
+def _can_cross(tensor: Tensor) -> bool:
+    """Whether a tensor may go from device to device: rows of this batch, in full precision."""
+    is_rows = len(tensor.shape) == 2 and tensor.extent is not Extent.FIXED
+    return is_rows and tensor.dtype is DType.F32
 
 
 def _types(node: Tensor) -> str | None:

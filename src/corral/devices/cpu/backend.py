@@ -62,7 +62,7 @@ class CpuBackend(Closing):
         kernels = self._device.compiler.request(_kernels(instructions, buffers), progress)
         address = buffers.records.take(len(instructions))
         write_records(address, instructions, kernels)
-        staging = Staging(plan, buffers.staging.address)
+        staging = Staging(plan, buffers)
         return CpuProgram(plan, buffers, staging, address, len(instructions))
 
     def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:

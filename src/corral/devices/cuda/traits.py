@@ -21,4 +21,5 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         ),
         record_bytes=_RECORD_BYTES,
         context_bytes=context_bytes,
+        has_own_memory=True,
     )

@@ -71,7 +71,7 @@ class ReferenceBackend(Closing):
                 steps.append(Step(node, KERNELS[node.op], arrays[0], tuple(arrays[1:])))
             if progress:
                 progress("lower", number, len(plan.graph))
-        staging = Staging(plan, buffers.staging.address)
+        staging = Staging(plan, buffers)
         return ReferenceProgram(plan, buffers, staging, tuple(steps))
 
     def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
