@@ -83,7 +83,10 @@ class Evaluation:
     def run(self, *, outputs=0, **inputs):
         """Evaluate one batch and return a copy of each output of the graph."""
         self.poison()
-        arrays = {name: np.asarray(value, np.int32) for name, value in inputs.items()}
+        arrays = {
+            name: value if isinstance(value, np.ndarray) else np.asarray(value, np.int32)
+            for name, value in inputs.items()
+        }
         self.backend.run(self.program, arrays, outputs)
         rows = len(arrays["tokens" if "tokens" in arrays else "positions"])
         counts = {"ROWS": rows, "OUTPUTS": outputs}

@@ -5,8 +5,10 @@ import pytest
 from corral.memory.lifetime import Interval, liveness
 from corral.quant.types import DType
 from corral.tensor.build import GraphBuilder
+from corral.tensor.cut import cut
 from corral.tensor.ops import Activation, Op
 from corral.tensor.rewrite import fuse
+from corral.tensor.tensor import Extent, Tensor
 from transformers import TINY, transformer
 
 
@@ -159,3 +161,25 @@ def test_overlap_includes_both_ends():
     x = Lives().x
     assert Interval(x, 1, 0, 3).overlaps(Interval(x, 1, 3, 5))
     assert not Interval(x, 1, 0, 2).overlaps(Interval(x, 1, 3, 5))
+
+
+def test_what_was_received_lives_from_the_beginning():
+    """Another device's rows are there before the first node, and go with their last reader."""
+    part = cut(transformer(), [range(1), range(1, 2)])[1]
+    (rows,) = part.leaves(Op.RECEIVED)
+    result = liveness(part)
+    interval = next(i for i in result.intervals if i.key is rows)
+    assert interval.first == 0
+    assert interval.size_bytes == rows.size_bytes
+    added = next(node for node in part if node.name == "add.1")
+    assert result.owner[added] is rows, "a residual may be added in the bytes it came in"
+
+
+def test_a_view_of_what_was_received_keeps_it(lives):
+    """Reading some columns is reading."""
+    g = lives.g
+    rows = Tensor("rows", Op.RECEIVED, DType.F32, (TINY.rows, 32), extent=Extent.ROWS)
+    one, two = g.view("one", rows, 0, 16), g.view("two", rows, 16, 16)
+    other = g.activate("other", lives.embed("y", 16), Activation.SILU)
+    lives.of(g.mul("product", g.add("sum", one, other), two))
+    assert lives.span(rows) == (0, list(lives.graph).index(lives.graph.outputs[0]))

@@ -303,3 +303,18 @@ def test_refuses_an_output_that_is_no_node():
 def test_rewrites_keep_a_graph_legal(dtype):
     """Every fusion at once gives a graph that obeys every rule."""
     verify(fuse(transformer(dtype=dtype), FUSED))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": DType.F16}, {"dtype": DType.A8}, {"extent": Extent.FIXED}, {"shape": (4, 2, 2, 32)}],
+)
+def test_only_rows_of_f32_are_received(changes):
+    """Codes, states and tables stay on the device that made them."""
+    p = Parts()
+    rows = Tensor("rows", Op.RECEIVED, DType.F32, p.x.shape, extent=Extent.ROWS)
+    good = p.node(Op.ADD, (p.x, rows), name="good")
+    assert verify(graph_of(good, p.x))
+    bad = p.node(Op.ADD, (p.x, replace(rows, **changes)))
+    with pytest.raises(InvalidGraph, match=r"bad.*cannot come from another device"):
+        verify(graph_of(bad, p.x))
