@@ -120,7 +120,7 @@ def machine_sources() -> Sources:
         nvml = process_nvml()
     except NvmlFailure as failure:
         nvml = AbsentNvml(failure)
-    return Sources(_host, nvml, probe=_probe().attempt, is_shared_out=_shared())
+    return Sources(_host, nvml, probe=machine_probe().attempt, is_shared_out=_shared())
 
 
 def machine_nvml() -> Nvml | None:
@@ -142,8 +142,15 @@ def _host() -> HostReading | None:
 
 
 @functools.cache
-def _probe() -> Probe:
-    return Probe(ContextCosts(CacheTree(settings().cache).contexts_file()))
+def machine_costs() -> ContextCosts:
+    """Return what contexts cost on this machine's cards, as far as it was measured."""
+    return ContextCosts(CacheTree(settings().cache).contexts_file())
+
+
+@functools.cache
+def machine_probe() -> Probe:
+    """Return the probe of this process, one for all who ask."""
+    return Probe(machine_costs())
 
 
 @functools.cache

@@ -1,15 +1,28 @@
-"""What to plan for the context of a card: as measured once, else assumed. Asks no driver."""
+"""What to plan for the context of a card: as measured once, else assumed. Starts no driver here."""
 
-from corral.config import settings
-from corral.devices.context_cost import ContextCost, ContextCosts
-from corral.devices.nvml import Nvml, NvmlFailure
-from corral.paths import CacheTree
+from corral.devices.context_cost import ContextCost, ContextCosts, Measurer
+from corral.devices.nvml import Gpu, MigSlice, Nvml, NvmlFailure
 
 
-def planned_context(card: str | None, nvml: Nvml | None) -> ContextCost:
-    """Return the cost of a context on a card by its name, with the driver that is here."""
-    costs = ContextCosts(CacheTree(settings().cache).contexts_file())
-    return costs.planned(card or "", _driver_version(nvml) if card else None)
+def planned_context(
+    card: Gpu | MigSlice | None,
+    nvml: Nvml | None,
+    costs: ContextCosts,
+    *,
+    probe: Measurer | None = None,
+) -> ContextCost:
+    """Return what a context takes on a card; None is one that is not in this machine.
+
+    With a probe, what is not known yet is measured, in another process and about 0.4 s once.
+    """
+    if card is None:
+        return costs.planned("", None)
+    version = _driver_version(nvml)
+    known = costs.planned(card.name, version)
+    if known.is_measured or probe is None:
+        return known
+    measured = costs.measure(probe, card.uuid)
+    return known if measured is None else ContextCost(measured, is_measured=True)
 
 
 def _driver_version(nvml: Nvml | None) -> str | None:

@@ -90,10 +90,12 @@ def traits(name: str = AUTO, *, threads: int | None = None) -> DeviceTraits:
 
 def context_cost(name: str) -> "ContextCost":
     """Return what a context on a CUDA device takes, as measured there, else assumed."""
-    from corral.devices.listing import machine_listing, machine_nvml
+    from corral.devices import listing
     from corral.devices.planned_context import planned_context
 
-    nvml = machine_nvml()
-    cards = machine_listing().devices if nvml else ()
-    title = next((d.title for d in cards if name in (d.name, d.uuid)), None)
-    return planned_context(title, nvml)
+    nvml = listing.machine_nvml()
+    try:
+        card = listing.machine_visible().named(name)
+    except DeviceUnavailable:  # planned for another machine
+        card = None
+    return planned_context(card, nvml, listing.machine_costs(), probe=listing.machine_probe())

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from corral.devices.base import MemoryReading
+from corral.devices.context_cost import ContextCost
 from corral.devices.cuda.context import Contexts, DeviceContext, process_contexts
 from corral.devices.cuda.device import CudaDevice
 from corral.devices.cuda.traits import cuda_traits
-from corral.devices.listing import machine_sources
+from corral.devices.listing import machine_costs, machine_nvml, machine_probe, machine_sources
 from corral.devices.nvml import Gpu
 from corral.devices.planned_context import planned_context
 from corral.devices.reading import Sources, read_device
@@ -21,10 +22,23 @@ def open_cuda(name: str) -> CudaDevice:
         DeviceUnavailable: if the bindings, the driver or the card is missing.
     """
     contexts = process_contexts()
-    return device_of(name, contexts, lambda: replace(machine_sources(), in_process=contexts.read))
+    return device_of(
+        name,
+        contexts,
+        lambda: replace(machine_sources(), in_process=contexts.read),
+        cost=lambda card: planned_context(
+            card, machine_nvml(), machine_costs(), probe=machine_probe()
+        ),
+    )
 
 
-def device_of(name: str, contexts: Contexts, sources: Callable[[], Sources]) -> CudaDevice:
+def device_of(
+    name: str,
+    contexts: Contexts,
+    sources: Callable[[], Sources],
+    *,
+    cost: Callable[[Gpu], ContextCost],
+) -> CudaDevice:
     """Return the device of that name among some contexts, read through some sources.
 
     Raises:
@@ -37,13 +51,13 @@ def device_of(name: str, contexts: Contexts, sources: Callable[[], Sources]) -> 
     if context is None:
         raise DeviceUnavailable(f"there is no {name} here, only {', '.join(known) or 'the CPU'}")
     own_name = f"cuda:{context.facts.ordinal}"
-    facts = context.facts
+    card = Gpu(context.facts.uuid, context.facts.name)
     return CudaDevice(
         own_name,
         context,
         contexts.driver,
-        cuda_traits(planned_context(facts.name, sources().nvml).size_bytes),
-        read=lambda: _reading(own_name, Gpu(facts.uuid, facts.name), sources()),
+        cuda_traits(cost(card).size_bytes),
+        read=lambda: _reading(own_name, card, sources()),
     )
 
 

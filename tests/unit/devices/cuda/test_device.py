@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tiny
+from corral.devices.context_cost import ContextCost
 from corral.devices.cuda.context import Contexts
 from corral.devices.cuda.opening import device_of
 from corral.devices.nvml import NvmlMemory
@@ -26,21 +27,6 @@ LIMITS = Limits(64)
 NVML_MEMORY = NvmlMemory(100, 10, 70, 20)
 
 
-@pytest.fixture(autouse=True)
-def no_stored_costs(monkeypatch, tmp_path):
-    """Contexts cost what the played driver takes."""
-    monkeypatch.setattr("corral.devices.context_cost.DEFAULT_CONTEXT_BYTES", CONTEXT_BYTES)
-    monkeypatch.setattr("corral.devices.planned_context.CacheTree", lambda root: _Tree(tmp_path))
-
-
-class _Tree:
-    def __init__(self, folder):
-        self.folder = folder
-
-    def contexts_file(self):
-        return self.folder / "contexts.json"
-
-
 @pytest.fixture
 def driver():
     """Return a driver that must see nothing wrong, and nothing left."""
@@ -58,7 +44,8 @@ def contexts(driver):
 
 def opened(contexts, name="cuda:0", **sources):
     base = Sources(host=lambda: (0, 0), in_process=contexts.read)
-    return device_of(name, contexts, lambda: replace(base, **sources))
+    cost = ContextCost(CONTEXT_BYTES, is_measured=True)
+    return device_of(name, contexts, lambda: replace(base, **sources), cost=lambda card: cost)
 
 
 @pytest.fixture
