@@ -1,6 +1,6 @@
 """From a name to an open CUDA device: finds the card, knows what its context costs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from corral.devices.base import MemoryReading
@@ -44,13 +44,8 @@ def device_of(
     Raises:
         DeviceUnavailable: if there is none; it names those there are.
     """
-    known = dict(_names(contexts))
-    context = known.get(name) or next(
-        (c for c in contexts if name.startswith("GPU-") and c.facts.uuid.startswith(name)), None
-    )
-    if context is None:
-        raise DeviceUnavailable(f"there is no {name} here, only {', '.join(known) or 'the CPU'}")
-    own_name = f"cuda:{context.facts.ordinal}"
+    context = _named(name, contexts)
+    own_name = _name(context)
     card = Gpu(context.facts.uuid, context.facts.name)
     return CudaDevice(
         own_name,
@@ -61,9 +56,25 @@ def device_of(
     )
 
 
-def _names(contexts: Contexts) -> Iterator[tuple[str, DeviceContext]]:
-    for context in contexts:
-        yield f"cuda:{context.facts.ordinal}", context
+def _named(name: str, contexts: Contexts) -> DeviceContext:
+    found = [context for context in contexts if name == _name(context) or _begins(name, context)]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{_name(c)} ({c.facts.uuid})" for c in contexts) or "none"
+    raise DeviceUnavailable(
+        f"{name} names {len(found) or 'no'} CUDA device{'s' * (len(found) > 1)} that this process "
+        f"sees; there: {there}"
+    )
+
+
+def _name(context: DeviceContext) -> str:
+    return f"cuda:{context.facts.ordinal}"
+
+
+def _begins(name: str, context: DeviceContext) -> bool:
+    """Whether a name is the beginning of a UUID, which the driver calls GPU- for slices too."""
+    kind, digits = name[:4], name[4:].lower()
+    return kind in ("GPU-", "MIG-") and bool(digits) and context.facts.uuid[4:].startswith(digits)
 
 
 def _reading(name: str, gpu: Gpu, sources: Sources) -> MemoryReading:

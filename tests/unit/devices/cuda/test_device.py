@@ -181,17 +181,20 @@ def test_nothing_is_computed_yet(device):
         device.backend()
 
 
-@pytest.mark.parametrize("name", ["cuda:1", uuid_of(1), uuid_of(1)[:12]])
+@pytest.mark.parametrize("name", ["cuda:1", uuid_of(1), uuid_of(1)[:12], "MIG-00000001"])
 def test_devices_are_found_by_number_and_uuid(contexts, name):
     """Their own name is the number."""
     with opened(contexts, name) as found:
         assert (found.name, found.context.facts.uuid) == ("cuda:1", uuid_of(1))
 
 
-@pytest.mark.parametrize("name", ["cuda:2", "GPU-ffff"])
-def test_devices_that_are_not_here(contexts, name):
+@pytest.mark.parametrize(
+    ("name", "how_many"),
+    [("cuda:2", "no CUDA device "), ("GPU-ffff", "no "), ("GPU-0", "2 CUDA devices")],
+)
+def test_devices_that_are_not_here(contexts, name, how_many):
     """The refusal names those that are."""
-    with pytest.raises(DeviceUnavailable, match="only cuda:0, cuda:1"):
+    with pytest.raises(DeviceUnavailable, match=rf"{name} names {how_many}.*cuda:0 \(GPU-.*cuda:1"):
         opened(contexts, name)
 
 
