@@ -4,10 +4,11 @@ argparse and not a larger library, because parsing is part of the time to the fi
 """
 
 import argparse
+import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from corral.errors import DeviceUnavailable, UsageError
 
@@ -18,6 +19,8 @@ DEFAULT_MODEL = "demo"
 MODEL_HELP = "path, cached name, hf:owner/repo[/file], or demo"
 MAX_TOKENS = 2**31 - 1
 MAX_THREADS = 1024
+_T = TypeVar("_T")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([KMGTkmgt])(iB|B)?|B)?")
 
 
 class Parser(argparse.ArgumentParser):
@@ -138,6 +141,36 @@ def add_device(
         default=default,
         help=f"where to compute (default: {default})",
     )
+
+
+def add_devices(group: "Parser | _ArgumentGroup") -> None:
+    """Add --device for a command that takes several, which need not be here."""
+    group.add_argument(
+        "--device",
+        metavar="NAME[,NAME…]",
+        type=lambda names: [_device(name) for name in names.split(",")],
+        default=["auto"],
+        help="device, or devices that share the layers, such as cuda:0,cuda:1 (default: auto)",
+    )
+
+
+def listed(convert: Callable[[str], _T]) -> Callable[[str], list[_T]]:
+    """Return a converter of values with commas between them."""
+
+    def convert_all(text: str) -> list[_T]:
+        return [convert(part) for part in text.split(",")]
+
+    return convert_all
+
+
+def size_bytes(text: str) -> int:
+    """Take a size such as 24GiB, 512M or 1000; units are powers of 1024, but GB and MB are not."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ArgumentTypeError(f"{text[:40]!r} is no size such as 24GiB or 512MiB")
+    number, unit, kind = match.groups()
+    base = 1000 if kind == "B" else 1024
+    return int(float(number) * base ** (1 + "kmgt".index(unit.lower()) if unit else 0))
 
 
 def _device(name: str) -> str:

@@ -1,13 +1,33 @@
-"""What a model would hold on a device, from its header alone; no weight is read, nothing made."""
+"""What a model would hold on devices, from its header alone; no weight is read, nothing made.
 
+The devices may be elsewhere: a plan depends on their kind, and on the memory they have only where
+it is asked to fit.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from corral.contract.checks import refuse
 from corral.devices import registry
+from corral.devices.cuda.traits import cuda_traits
+from corral.devices.listing import machine_listing
+from corral.devices.reading import DeviceReading
 from corral.engine import checks
-from corral.gguf import open_model
+from corral.errors import DeviceUnavailable, InvalidArgument
+from corral.gguf import ModelFile, open_model
 from corral.hub.resolve import resolve
-from corral.models.footprint import Limits, choose_limits, design_model
+from corral.memory.lifetime import Lifetime
+from corral.memory.traits import DeviceTraits
+from corral.models.fit import DEFAULT_MARGIN, Room, Wish, fit_model, is_elsewhere
+from corral.models.footprint import Limits, choose_limits, write_graph
+from corral.models.split import Footprint, SplitDesign, design_split, split_by_weights
+
+HOST = "host"
+"""Stands for the memory through which data pass to devices that have their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +39,50 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
-    """The footprint of a model with certain limits on one device."""
+class DevicePlan:
+    """What a model would hold on one device."""
 
-    model: str
     device: str
-    limits: Limits
     rows: tuple[PlanRow, ...]
+    layers: tuple[int, int] | None = None
+    """The first and the last of its layers, counted from 0; None for the host."""
+    context_is_measured: bool = True
+    """Whether the cost of its driver's context was measured there, or is a careful guess."""
+    usable_bytes: int | None = None
+    """What there was to fit it in, less the margin; None if nothing was fitted."""
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all lifetimes."""
         return sum(row.bytes for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The footprint of a model with certain limits, by device and in all."""
+
+    model: str
+    limits: Limits
+    devices: tuple[DevicePlan, ...]
+    num_layers: int
+
+    @property
+    def device(self) -> str:
+        """The devices that compute, in order, with commas between them."""
+        return ",".join(plan.device for plan in self.devices if plan.layers is not None)
+
+    @property
+    def rows(self) -> tuple[PlanRow, ...]:
+        """Bytes of each lifetime on all devices together."""
+        sizes: dict[str, int] = {}
+        for row in chain.from_iterable(plan.rows for plan in self.devices):
+            sizes[row.lifetime] = sizes.get(row.lifetime, 0) + row.bytes
+        return tuple(PlanRow(life, size) for life, size in sizes.items())
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all lifetimes on all devices."""
+        return sum(plan.total_bytes for plan in self.devices)
 
     @property
     def context(self) -> int:
@@ -42,6 +94,20 @@ class PlanReport:
         """Sequences at once."""
         return self.limits.parallel
 
+    @property
+    def kv_type(self) -> str:
+        """Data type of the KV cache."""
+        return self.limits.kv_type
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A device to plan for."""
+
+    name: str
+    traits: DeviceTraits
+    context_is_measured: bool
+
 
 def plan(
     name: str | Path,
@@ -49,11 +115,31 @@ def plan(
     context: int | None = None,
     parallel: int = 1,
     kv_type: str = "f16",
-    device: str = "auto",
+    device: str | Sequence[str] = "auto",
+    split: Sequence[float] | None = None,
+    fit: bool = False,
+    memory: int | Sequence[int] | None = None,
+    margin: int = DEFAULT_MARGIN,
 ) -> PlanReport:
-    """Plan a model named as for `Model.load`.
+    """Plan a model named as for `Model.load`, for one device or for several.
+
+    Args:
+        name: of the model.
+        context: tokens of one sequence; by default the model's own, at most 4096, or with `fit`
+            the largest that fits.
+        parallel: sequences at once.
+        kv_type: data type of the KV cache: f16, bf16, f32 or q8_0.
+        device: one name, or several of which each gets a run of layers; none need be here.
+        split: for each device the weights it gets, in proportion; by default equal parts, or with
+            `fit` what the free memory allows.
+        fit: whether to look for what fits the devices' memory; then only as many of them are used
+            as the context needs.
+        memory: bytes free on each device, or one number for all; by default what is free now.
+        margin: bytes to leave free on each device.
 
     Raises:
+        OutOfMemory: if nothing fits; it says what is missing and what would help.
+        DeviceUnavailable: if a device's free memory is needed and nobody can tell it.
         UsageError: if the name or a setting is wrong.
         ModelError: if the file is at fault or needs what corral does not run.
     """
@@ -61,10 +147,133 @@ def plan(
     context = checks.integer_or_none("context", context, low=1)
     parallel = checks.integer("parallel", parallel, low=1)
     kv_type = checks.text("kv_type", kv_type)
-    registry.resolve(device)
+    names = _names(device)
+    shares = None if split is None else _shares(split, len(names))
+    is_fitting = checks.flag("fit", fit)
+    sizes = _sizes(memory, len(names))
+    margin = checks.integer("margin", margin, low=0)
+    if sizes and not is_fitting:
+        raise InvalidArgument("memory is given, which counts only with fit: add --fit (fit=True)")
     path = resolve(name)
-    with open_model(path) as file:
-        limits = choose_limits(file.metadata, context=context, parallel=parallel, kv_type=kv_type)
-        design = design_model(file.metadata, file.tensors, limits, registry.traits(device))
-    rows = tuple(PlanRow(life.value, size) for life, size in design.plan.footprint().items())
-    return PlanReport(path.name, registry.resolve(device), limits, rows)
+    wish = Wish(parallel, kv_type, context, shares)
+    with open_model(path, skip_arrays=True) as file:
+        if is_fitting:
+            usable = [size - margin for size in sizes or _free(names)]
+            return _fitted(file, wish, list(map(_target, names)), usable)
+        return _plain(file, wish, list(map(_target, names)))
+
+
+def _fitted(
+    file: ModelFile, wish: Wish, targets: Sequence[_Target], usable: Sequence[int]
+) -> PlanReport:
+    pairs = zip(targets, usable, strict=True)
+    rooms = tuple(Room(target.name, target.traits, size) for target, size in pairs)
+    proposal = fit_model(file.metadata, file.tensors, rooms, wish)
+    known = {target.name: target for target in targets}
+    used = [known[room.device] for room in proposal.rooms]
+    sizes = [room.usable_bytes for room in proposal.rooms]
+    return _report(file.path.name, proposal.design, used, sizes)
+
+
+def _plain(file: ModelFile, wish: Wish, targets: Sequence[_Target]) -> PlanReport:
+    """Plan for the devices as they were named, whatever memory they have."""
+    limits = choose_limits(
+        file.metadata, context=wish.context, parallel=wish.parallel, kv_type=wish.kv_type
+    )
+    model = write_graph(file.metadata, file.tensors, limits)
+    traits = [target.traits for target in targets]
+    layers = split_by_weights(model, traits, wish.shares or (1.0,) * len(targets))
+    design = design_split(model, traits, layers)
+    return _report(file.path.name, design, targets, [None] * len(targets))
+
+
+def _report(
+    name: str, design: SplitDesign, targets: Sequence[_Target], usable: Sequence[int | None]
+) -> PlanReport:
+    found, staging = [], 0
+    parts = zip(targets, usable, design.layers, design.footprints(), strict=True)
+    for target, size, layers, footprint in parts:
+        elsewhere = {life for life in footprint if is_elsewhere(life, target.traits)}
+        staging += sum(footprint[life] for life in elsewhere)
+        own = {life: size for life, size in footprint.items() if life not in elsewhere}
+        ends = layers.start, layers.stop - 1
+        part = DevicePlan(target.name, _rows(own), ends, target.context_is_measured, size)
+        found.append(part)
+    if staging:
+        found.append(DevicePlan(HOST, _rows({Lifetime.STAGING: staging})))
+    return PlanReport(name, design.model.limits, tuple(found), design.model.hyper.layers)
+
+
+def _rows(footprint: Footprint) -> tuple[PlanRow, ...]:
+    return tuple(PlanRow(life.value, size) for life, size in footprint.items())
+
+
+def _target(name: str) -> _Target:
+    if name in registry.NAMES:
+        return _Target(name, registry.traits(name), context_is_measured=True)
+    cost = registry.context_cost(name)
+    return _Target(name, cuda_traits(cost.size_bytes), cost.is_measured)
+
+
+def _names(device: object) -> list[str]:
+    """Return the names of devices, each once."""
+    listed: list[Any] = list(device) if isinstance(device, list | tuple) else [device]
+    if not listed:
+        refuse("device", device, "a name, or several")
+    names = [registry.resolve(name) for name in listed]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"device {name} is named twice: a plan needs it once")
+    return names
+
+
+def _shares(split: object, count: int) -> tuple[float, ...]:
+    listed: list[Any] = list(split) if isinstance(split, list | tuple) else [split]
+    for place, share in enumerate(listed):
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 < share < math.inf:
+            refuse(f"split[{place}]", share, "a number above 0")
+    if len(listed) != count:
+        raise InvalidArgument(f"split has {len(listed)} numbers, there are {count} devices")
+    return tuple(map(float, listed))
+
+
+def _sizes(memory: object, count: int) -> list[int]:
+    """Return bytes for each device; none if none were given."""
+    if memory is None:
+        return []
+    listed = list(memory) if isinstance(memory, list | tuple) else [memory] * count
+    sizes = [checks.integer("memory", size, low=0) for size in listed]
+    if len(sizes) != count:
+        raise InvalidArgument(
+            f"memory has {len(sizes)} sizes, there are {count} devices: give one for each, or one "
+            "for all"
+        )
+    return sizes
+
+
+def _free(names: Sequence[str]) -> list[int]:
+    """Return what may be planned with on each device, by one reading of them all.
+
+    Raises:
+        DeviceUnavailable: if a device is not here, or nobody can tell.
+    """
+    readings = machine_listing().devices
+    return [_usable(name, readings) for name in names]
+
+
+def _usable(name: str, readings: Sequence[DeviceReading]) -> int:
+    wanted = "cpu" if name in registry.NAMES else name
+    found = [r for r in readings if r.name == wanted or (r.uuid or "").startswith(wanted)]
+    if len(found) != 1:
+        raise DeviceUnavailable(
+            f"there is no {name} here whose memory could be read: to plan for a machine that is "
+            "elsewhere, say what is free there, as in --memory 24GiB"
+        )
+    (reading,) = found
+    if reading.free_bytes is None:
+        why = f": {reading.note}" if reading.note else ""
+        raise DeviceUnavailable(
+            f"{name} does not tell how much memory is free{why}; say it, as in --memory 24GiB"
+        )
+    return reading.usable_bytes

@@ -91,11 +91,16 @@ def needs(footprints: Sequence[Footprint], rooms: Rooms) -> tuple[int, ...]:
     taken = [sum(footprint.values()) for footprint in footprints]
     hosts = [n for n, room in enumerate(rooms) if not room.traits.has_own_memory]
     for number, (footprint, room) in enumerate(zip(footprints, rooms, strict=True)):
-        if room.traits.has_own_memory:
+        if is_elsewhere(Lifetime.STAGING, room.traits):
             taken[number] -= footprint[Lifetime.STAGING]
             if hosts:
                 taken[hosts[0]] += footprint[Lifetime.STAGING]
     return tuple(taken)
+
+
+def is_elsewhere(lifetime: Lifetime, traits: DeviceTraits) -> bool:
+    """Whether bytes of a device's plan lie in the host's memory and not in its own."""
+    return lifetime is Lifetime.STAGING and traits.has_own_memory
 
 
 def _fits(footprints: Sequence[Footprint], rooms: Rooms) -> bool:
@@ -310,7 +315,8 @@ def _refusal(search: _Search, rooms: Rooms) -> OutOfMemory:
 
 
 def _shortage(room: Room, need: int, footprint: Footprint) -> str:
-    sizes = ", ".join(f"{life.value} {format_bytes(n)}" for life, n in footprint.items() if n)
+    held = (life for life in footprint if footprint[life] and not is_elsewhere(life, room.traits))
+    sizes = ", ".join(f"{life.value} {format_bytes(footprint[life])}" for life in held)
     usable = format_bytes(max(0, room.usable_bytes))
     return f"{room.device} needs {format_bytes(need)} ({sizes}) and has {usable} beside the margin"
 
