@@ -7,7 +7,7 @@ it is asked to fit.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -257,12 +257,17 @@ def _free(names: Sequence[str]) -> list[int]:
 
     Raises:
         DeviceUnavailable: if a device is not here, or nobody can tell.
+        InvalidArgument: if two names stand for one device, whose memory would count twice.
     """
     readings = machine_listing().devices
-    return [_usable(name, readings) for name in names]
+    found = {name: _reading(name, readings) for name in names}
+    for one, other in combinations(names, 2):
+        if found[one] is found[other]:
+            raise InvalidArgument(f"devices {one} and {other} are one: a plan needs it once")
+    return [reading.usable_bytes for reading in found.values()]
 
 
-def _usable(name: str, readings: Sequence[DeviceReading]) -> int:
+def _reading(name: str, readings: Sequence[DeviceReading]) -> DeviceReading:
     wanted = "cpu" if name in registry.NAMES else name
     found = [r for r in readings if r.name == wanted or (r.uuid or "").startswith(wanted)]
     if len(found) != 1:
@@ -276,4 +281,4 @@ def _usable(name: str, readings: Sequence[DeviceReading]) -> int:
         raise DeviceUnavailable(
             f"{name} does not tell how much memory is free{why}; say it, as in --memory 24GiB"
         )
-    return reading.usable_bytes
+    return reading

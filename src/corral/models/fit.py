@@ -190,8 +190,7 @@ class _Search:
     def runs(self, limits: Limits, rooms: Rooms) -> Layers | None:
         """Return which layers each room is to have; None if some room has no space for any."""
         if len(rooms) > 1 and not self.wish.shares:
-            found = self._estimate(limits, limits, rooms)
-            return found and found[0]
+            return self._best_runs(limits, limits, rooms)
         shares = self.wish.shares or (1.0,) * len(rooms)
         return split_by_weights(self._graph(limits), [room.traits for room in rooms], shares)
 
@@ -212,8 +211,11 @@ class _Search:
 
     def _longest(self, rooms: Rooms) -> _Found | None:
         """Search contexts of at least a whole chunk, whose footprints follow from one plan."""
-        possible = filter(self.weights_fit, self.choices(rooms))
-        guesses = [guess for chosen in possible if (guess := self._guess(chosen))]
+        guesses: list[tuple[int, Rooms, Layers]] = []
+        for chosen in filter(self.weights_fit, reversed(list(self.choices(rooms)))):
+            least = max((guess[0] for guess in guesses), default=self.whole_chunk)
+            if guess := self._guess(chosen, least):
+                guesses.insert(0, guess)
         best, longest = None, 0
         for guessed, chosen, layers in sorted(guesses, key=lambda guess: -guess[0]):
             if guessed <= longest:
@@ -228,24 +230,39 @@ class _Search:
         numbers = range(self.whole_chunk, self.largest + 1)
         return _last(numbers, lambda n: _fits(design.footprints(self.limits(n)), rooms))
 
-    def _guess(self, rooms: Rooms) -> tuple[int, Rooms, Layers] | None:
-        """Return about how many blocks fit on the rooms, and with which runs of layers."""
+    def _guess(self, rooms: Rooms, least: int) -> tuple[int, Rooms, Layers] | None:
+        """Return about how many blocks fit on the rooms, and with which runs of layers.
+
+        None if even `least` seem too many, which a larger choice of rooms has.
+        """
         base = self.limits(self.whole_chunk)
         if len(rooms) > 1 and not self.wish.shares:
-
-            def may_fit(number: int) -> bool:
-                found = self._estimate(base, self.limits(number), rooms)
-                return found is not None and found[1] <= 1
-
-            most = _last(range(self.whole_chunk, self.largest + 1), may_fit) or self.whole_chunk
-            found = self._estimate(base, self.limits(most), rooms)
-            return found and (most, rooms, found[0])
+            numbers = range(least, self.largest + 1)
+            most = _last(numbers, lambda n: self._seems_to_fit(base, self.limits(n), rooms))
+            if most is None and least > self.whole_chunk:
+                return None
+            most = most or self.whole_chunk
+            runs = self._best_runs(base, self.limits(most), rooms)
+            return (most, rooms, runs) if runs else None
         layers = self.runs(base, rooms)
         number = self._longest_with(rooms, layers) if layers else None
         return (number, rooms, layers) if layers and number else None
 
-    def _estimate(self, base: Limits, limits: Limits, rooms: Rooms) -> tuple[Layers, float] | None:
-        """Return the best runs of layers, and how full the fullest room is; None for no space.
+    def _seems_to_fit(self, base: Limits, limits: Limits, rooms: Rooms) -> bool:
+        costs, spaces = self._weigh(base, limits, rooms)
+        least = min(cost(0, self.layers) for cost in costs)
+        if min(spaces) <= 0 or least > sum(spaces):
+            return False
+        triples = zip(costs, assign(self.layers, costs, spaces), spaces, strict=True)
+        return all(cost(run.start, run.stop) <= space for cost, run, space in triples)
+
+    def _best_runs(self, base: Limits, limits: Limits, rooms: Rooms) -> Layers | None:
+        """Return the runs of layers that leave the fullest room as empty as can be."""
+        costs, spaces = self._weigh(base, limits, rooms)
+        return assign(self.layers, costs, spaces) if min(spaces) > 0 else None
+
+    def _weigh(self, base: Limits, limits: Limits, rooms: Rooms) -> tuple[list[Cost], list[int]]:
+        """Return what runs of layers take in each room, and the bytes there are for layers.
 
         Scratch and records of each part are taken to be those of the whole model: a little more
         than they are. `base` names a graph that differs from that of `limits` in blocks only.
@@ -257,11 +274,7 @@ class _Search:
             fixed = need - whole[0][Lifetime.WEIGHTS] - whole[0][Lifetime.STATE]
             costs.append(self._run_cost(base, limits, room.traits))
             spaces.append(room.usable_bytes - fixed)
-        if min(spaces) <= 0:
-            return None
-        layers = assign(self.layers, costs, spaces)
-        filled = zip(costs, layers, spaces, strict=True)
-        return layers, max(cost(run.start, run.stop) / space for cost, run, space in filled)
+        return costs, spaces
 
     def _run_cost(self, base: Limits, limits: Limits, traits: DeviceTraits) -> Cost:
         graph = self._graph(base)

@@ -14,7 +14,7 @@ from corral.devices.listing import Listing
 from corral.devices.reading import DeviceReading
 from corral.engine import planning
 from corral.errors import DeviceUnavailable, InvalidArgument, OutOfMemory
-from corral.gguf import open_model
+from corral.gguf import Value, ValueType, open_model, write_model
 from corral.models.footprint import choose_limits, design_model
 from headers import LLAMA_70B, write_sparse
 
@@ -170,6 +170,14 @@ def test_unknown_memory_is_no_memory(large, machine):
         plan(large, device="cuda:1", fit=True)
 
 
+def test_one_device_by_two_names(large, machine):
+    """Memory that two names stand for is not counted twice."""
+    add, _ = machine
+    add("cuda:0", 40 * GIB, uuid=UUID)
+    with pytest.raises(InvalidArgument, match="devices cuda:0 and GPU-6f85 are one"):
+        plan(large, device=("cuda:0", "GPU-6f85"), fit=True)
+
+
 def test_a_plan_that_cannot_fit_says_what_is_missing(large):
     """The error has numbers and advice."""
     with pytest.raises(OutOfMemory, match="fewer bits a weight") as caught:
@@ -208,6 +216,23 @@ def test_more_devices_than_layers(path):
     """A layer is not cut."""
     with pytest.raises(InvalidArgument, match="2 layers, which cannot be split over 3 devices"):
         plan(path, device=["cuda:0", "cuda:1", "cpu"], context=64)
+
+
+def test_a_set_of_shards_is_planned_as_one_file(tmp_path):
+    """Whichever shard is named, the weights of all of them count."""
+    table = list(tiny.tensors().items())
+    for number, part in enumerate((table[:5], table[5:])):
+        keys = {
+            "split.no": Value(ValueType.UINT16, number),
+            "split.count": Value(ValueType.UINT16, 2),
+            "split.tensors.count": Value(ValueType.INT32, len(table)),
+        }
+        own = tiny.keys() | tiny.vocabulary() if number == 0 else {}
+        write_model(tmp_path / f"t-0000{number + 1}-of-00002.gguf", own | keys, dict(part))
+    alone = plan(tiny.write(tmp_path / "alone.gguf"), context=64)
+    for number in (1, 2):
+        report = plan(tmp_path / f"t-0000{number}-of-00002.gguf", context=64)
+        assert report.devices == alone.devices
 
 
 PLAN = """
