@@ -172,17 +172,17 @@ def test_round_trips_lose_little(dtype: DType, most: float):
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([DType.Q4_0, DType.Q4_1, DType.Q8_0, DType.Q4_K, DType.Q6_K]),
-    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=16),
+    st.lists(st.floats(-60_000, 60_000, width=32), min_size=1, max_size=16),
 )
-def test_any_finite_values_survive(dtype: DType, some: list[float]):
-    """Encoded values come back within the step of their block, whatever their range.
+def test_any_values_of_f16s_range_survive(dtype: DType, some: list[float]):
+    """Encoded values come back within the step of their block, as far as F16 offsets reach.
 
     A super-scale is an F16, at least 6e-8: what is smaller than 63 × 15 of that may vanish.
     """
     values = np.resize(np.array(some, dtype=np.float32), (1, 256))
     decoded = dequantize(quantize(values, dtype), dtype, values.shape)
     span = max(values.max(), 0) - min(values.min(), 0)
-    assert np.abs(decoded - values).max() <= 0.2 * min(span, 65504) + max(span - 65504, 0) + 6e-5
+    assert np.abs(decoded - values).max() <= 0.2 * span + 6e-5
 
 
 def test_quantizing_what_cannot_be_is_refused():
