@@ -45,6 +45,13 @@ def test_shares_are_kept():
     assert assign(8, [cost_of([5] * 8)] * 2, (3, 1)) == (range(6), range(6, 8))
 
 
+def test_a_large_layer_goes_to_the_large_share():
+    """Small layers are not left where the one that decides should lie."""
+    large = cost_of([5, 1, 100, 1, 0])
+    runs = assign(5, [large] * 4, (1, 3, 1, 1))
+    assert 2 in runs[1]
+
+
 def test_every_device_gets_a_layer():
     """A share near nothing is one layer, not none."""
     assert assign(3, [cost_of([5] * 3)] * 2, (1e9, 1e-9)) == (range(2), range(2, 3))
