@@ -18,7 +18,7 @@ AUTO = "auto"
 """Stands for the best device present."""
 NAMES = ("cpu", "reference", "null")
 """Devices that every machine has."""
-_CUDA = re.compile(r"cuda:\d{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+_CUDA = re.compile(r"cuda:(0|[1-9][0-9]{0,2})|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
 
 
 def resolve(name: str) -> str:

@@ -53,5 +53,5 @@ class Buffer:
     def close(self) -> None:
         """Give the bytes back; a second call does nothing."""
         if not self.is_closed:
+            self.is_closed = True  # first: a second thread that closes finds it done
             self._free(self)
-            self.is_closed = True

@@ -39,6 +39,8 @@ def test_traits_without_opening(name):
         ("referense", "did you mean 'reference'"),
         ("cuda0", "did you mean 'cuda:0'"),
         ("cuda:x", "did you mean 'cuda:0'"),
+        ("cuda:00", "did you mean 'cuda:0'"),
+        ("cuda:٣", "did you mean 'cuda:0'"),
         ("", "use one of auto, cpu"),
         ("x" * 10_000, "use one of"),
     ],

@@ -66,17 +66,31 @@ class DeviceContext:
                 begins a new one.
             CorralError: what `make` raises; nothing is left of it.
         """
-        with self._inside():
-            owned = Owned(self, kind, make(), destroy, self._generation)
-            self._owned.add(owned)
-            self._has_owned = True
-            return owned
+        owned: Owned | None = None
+        try:
+            with self._inside():
+                owned = self._made(kind, make, destroy)
+        except BaseException:
+            if owned is not None:  # made, and yet nobody gets it
+                owned.close()
+            raise
+        return owned
+
+    def _made(self, kind: str, make: Callable[[], int], destroy: Callable[[int], None]) -> "Owned":
+        generation = self._generation
+        owned = Owned(self, kind, make(), destroy, generation)
+        if self._handle is None or self._generation != generation:
+            raise StaleContext(f"the context of {self.facts.uuid} ended while {kind} was made")
+        self._owned.add(owned)
+        self._has_owned = True
+        return owned
 
     @contextmanager
-    def current(self) -> Iterator[int]:
+    def current(self, owned: "Owned | None" = None) -> Iterator[int]:
         """Make the context this thread's current one, to copy or compute, without the lock.
 
-        Gives its handle. The caller holds an `Owned` of it open meanwhile.
+        Gives its handle. The caller holds an `Owned` of it open meanwhile; the one whose address
+        is to be used is given, so that an address of an earlier context is not used in this one.
 
         Raises:
             StaleContext: if there is no context, or others ended it.
@@ -85,6 +99,8 @@ class DeviceContext:
             if self._handle is None:
                 raise StaleContext(f"nothing lives on {self.facts.uuid} in this process any more")
             self._verify()
+            if owned is not None:
+                owned.require_alive()
             handle = self._handle
             self._driver.push(handle)
         try:

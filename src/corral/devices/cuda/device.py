@@ -97,21 +97,26 @@ class CudaDevice(Closing):
                 "pinned memory", lambda: driver.allocate_host(size), driver.free_host
             )
 
-        def zeroed() -> int:
-            address = driver.allocate(size)
-            try:
-                driver.fill(address, size)
-            except BaseException:
-                driver.free(address)
-                raise
-            return address
-
-        return self.context.own("memory", zeroed, driver.free)
+        owned = self.context.own("memory", lambda: driver.allocate(size), driver.free)
+        try:
+            with self.context.current(owned):  # it waits for the device, so outside of the lock
+                driver.fill(owned.handle, size)
+        except BaseException:
+            owned.close()
+            raise
+        return owned
 
     def _free(self, buffer: Buffer) -> None:
         with self._lock:
-            owned = self._buffers.pop(buffer)
-        owned.close()
+            owned = self._buffers.pop(buffer, None)
+        if owned is not None:
+            owned.close()
+
+    def _owned(self, buffer: Buffer) -> Owned:
+        """Return what a buffer is to the driver; raises as its `address` does."""
+        buffer.require_open()
+        with self._lock:
+            return self._buffers[buffer]
 
     def upload(self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview) -> None:
         """Store whole rows of a weight in its packed form; any thread may do so.
@@ -121,12 +126,13 @@ class CudaDevice(Closing):
             StaleContext: if other code ended the device's context.
         """
         self._require_open()
+        owned = self._owned(weights)
         to, values = weights.address + slot.offset, _stored(slot, data)
         if slot.form.layout is not None:
             interleave, columns = self.traits.interleave, slot.tensor.columns
             block_bytes = slot.form.layout.row_block_bytes(columns, interleave)
             to += first_row // interleave * block_bytes
-        with self.context.current():
+        with self.context.current(owned):
             self._driver.copy_to_device(to, values.ctypes.data, values.nbytes)
 
     def download(self, buffer: Buffer, offset: int, size_bytes: int) -> NDArray[np.uint8]:
@@ -137,7 +143,7 @@ class CudaDevice(Closing):
         """
         self._require_open()
         out = np.empty(size_bytes, np.uint8)
-        with self.context.current():
+        with self.context.current(self._owned(buffer)):
             self._driver.copy_to_host(out.ctypes.data, buffer.address + offset, size_bytes)
         return out
 

@@ -231,6 +231,42 @@ def test_collected_objects_may_close_within(driver, context):
     assert driver.users == [0, 0]
 
 
+def test_what_is_made_in_no_context_of_ours_is_refused(driver, context):
+    """Others reset and begin anew while something is made; a close within notices."""
+    old = memory(context, driver)
+
+    def make():
+        driver.reset(0)
+        driver.primary_retain(0)
+        old.close()
+        return driver.allocate(MIB)
+
+    with pytest.raises(StaleContext, match="ended while memory was made"):
+        context.own("memory", make, driver.free)
+    assert context.statistics().owned == {}
+
+
+def test_what_nobody_gets_is_ended(driver, context):
+    """The last call of a creation fails: there is nobody who could close what was made."""
+    driver.failures["pop"] = ["out of memory"]
+    with pytest.raises(OutOfMemory):
+        memory(context, driver)
+    assert context.statistics().owned == {}
+    assert (driver.users, driver.used(0)) == ([0, 0], 0)
+
+
+def test_an_address_of_an_earlier_context_is_not_used(driver, context):
+    """The context that is there now may have given it to somebody else."""
+    old = memory(context, driver)
+    driver.reset(0)
+    with pytest.raises(StaleContext):
+        memory(context, driver)
+    new = memory(context, driver)
+    with pytest.raises(StaleContext), context.current(old):
+        pass
+    new.close()
+
+
 @pytest.mark.parametrize("call", ["primary_is_active", "primary_retain", "memory"])
 def test_a_reading_that_fails_is_unknown(driver, call):
     """Out of memory while looking, as on a full device: no value, and no harm."""

@@ -1,5 +1,6 @@
 """A CUDA device holds models to the byte and gives everything back, shown on a played driver."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -80,6 +81,30 @@ def test_buffers_are_whole_pieces_at_fixed_addresses(driver, device):
     assert device.allocated_bytes == 0
     with pytest.raises(Closed):
         _ = one.address
+
+
+def test_the_device_is_not_awaited_under_the_lock(driver, device):
+    """Filling new memory waits for the device; others may read and create meanwhile."""
+    free = []
+
+    def before(call):
+        if call == "fill":
+            thread = threading.Thread(target=lambda: free.append(device.context.statistics()))
+            thread.start()
+            thread.join(5)
+
+    driver.before = before
+    device.allocate(1, Lifetime.SCRATCH).close()
+    assert len(free) == 1
+
+
+def test_two_threads_may_close_one_buffer(driver, device):
+    """One of them does, the other finds it done."""
+    buffer = device.allocate(1, Lifetime.SCRATCH)
+    driver.before = lambda call: buffer.close() if call == "free" else None
+    buffer.close()
+    driver.before = lambda call: None
+    assert driver.calls.count("free") == 1
 
 
 def test_staging_is_pinned_memory_of_its_own_device(driver, contexts):
