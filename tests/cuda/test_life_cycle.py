@@ -16,7 +16,7 @@ INIT_BYTES = 16 * MIB
 PRELUDE = """
 import json, sys, threading, time
 sys.path.insert(0, {source!r})
-from corral.devices.cuda.context import process_contexts
+from corral.devices.cuda.contexts import process_contexts
 from corral.devices.nvml import process_nvml
 from corral.errors import CorralError, StaleContext
 nvml = process_nvml()

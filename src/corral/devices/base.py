@@ -10,6 +10,7 @@ registry.open("cpu") ──▶ Device ──▶ backend() ──▶ Backend ─�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -129,8 +130,17 @@ class Device(Protocol):
         """Bytes of all open buffers."""
         ...
 
+    @property
+    def context_bytes(self) -> int:
+        """Bytes that its driver holds for this process now, beside all buffers."""
+        ...
+
     def memory(self) -> MemoryReading:
         """Read how much memory the device has; leaves nothing behind."""
+        ...
+
+    def hold(self) -> ExitStack:
+        """Have the driver hold what it needs for this process, until the result is closed."""
         ...
 
     def allocate(self, size_bytes: int, lifetime: Lifetime) -> Buffer:

@@ -115,20 +115,15 @@ def machine_visible() -> Visible:
 
 def machine_sources() -> Sources:
     """Return this machine's sources; none of them starts the CUDA driver in this process."""
-    nvml: Nvml
-    try:
-        nvml = process_nvml()
-    except NvmlFailure as failure:
-        nvml = AbsentNvml(failure)
-    return Sources(_host, nvml, probe=machine_probe().attempt, is_shared_out=_shared())
+    return Sources(_host, machine_nvml(), probe=machine_probe().attempt, is_shared_out=_shared())
 
 
-def machine_nvml() -> Nvml | None:
-    """Return this machine's NVML, or None where it has none."""
+def machine_nvml() -> Nvml:
+    """Return this machine's NVML; where it has none, one that says why at each call."""
     try:
         return process_nvml()
-    except NvmlFailure:
-        return None
+    except NvmlFailure as failure:
+        return AbsentNvml(failure)
 
 
 def _host() -> HostReading | None:

@@ -12,10 +12,12 @@ from corral.devices.host import bytes_at
 from corral.errors import InvalidModelFile, OutOfMemory
 from corral.gguf import ModelFile
 from corral.memory.buffer import Buffer
-from corral.memory.ledger import Ledger
+from corral.memory.ledger import Ledger, LedgerEntry, Reservation
 from corral.memory.lifetime import Lifetime
 from corral.memory.records import RecordPool
 from corral.memory.stored import StoredSlot
+from corral.memory.traits import HOST
+from corral.models.fit import is_elsewhere
 from corral.models.footprint import Limits, ModelDesign, design_model
 from corral.tensor.ops import Constant, Op
 
@@ -62,9 +64,10 @@ def load_file(
     """
     with _undone_on_failure() as closing:
         design = design_model(file.metadata, file.tensors, limits, device.traits)
-        buffers = _allocate(design, file.path.name, device, ledger, closing)
-        backend = device.backend()
+        backend = device.backend()  # before anything is allocated: a device may have none
         closing.callback(backend.close)
+        buffers = _allocate(design, file.path.name, device, ledger, closing)
+        closing.callback(backend.close)  # before its buffers; the second call does nothing
         # Lowering comes first: it compiles the kernels that reading needs to pack weights, too.
         programs = tuple(
             backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans
@@ -129,24 +132,15 @@ def _fill(
 def _allocate(
     design: ModelDesign, owner: str, device: Device, ledger: Ledger, closing: ExitStack
 ) -> ModelBuffers:
-    footprint = design.plan.footprint()
-    reading = device.memory()
-    if reading.free_bytes is None:
-        raise OutOfMemory(
-            f"{device.name} does not tell how much memory is free ({reading.source}), so nothing "
-            "is loaded on it: use another device"
-        )
-    reserved = ledger.reserve(owner, device.name, footprint, free_bytes=reading.free_bytes)
-    closing.callback(ledger.release, reserved)
+    reserved = _reserve(design, owner, device, ledger, closing)
+    closing.enter_context(device.hold())
+    ledger.hand_over(reserved[Lifetime.CONTEXT], Lifetime.CONTEXT)
     made: dict[Lifetime, Buffer] = {}
-    for lifetime, size in footprint.items():
-        if lifetime is Lifetime.CONTEXT:
-            continue
-        made[lifetime] = device.allocate(size, lifetime)
-        closing.callback(made[lifetime].close)
-        ledger.commit(reserved, lifetime, made[lifetime].size_bytes)
-    if context_bytes := footprint.get(Lifetime.CONTEXT):
-        ledger.observe(reserved, Lifetime.CONTEXT, context_bytes)
+    for lifetime, size in design.plan.footprint().items():
+        if lifetime is not Lifetime.CONTEXT:
+            made[lifetime] = device.allocate(size, lifetime)
+            closing.callback(made[lifetime].close)
+            ledger.commit(reserved[lifetime], lifetime, made[lifetime].size_bytes)
     capacity = sum(plan.num_records for plan in design.plan.plans)
     return ModelBuffers(
         weights=made[Lifetime.WEIGHTS],
@@ -163,6 +157,41 @@ def _allocate(
     )
 
 
+def _reserve(
+    design: ModelDesign, owner: str, device: Device, ledger: Ledger, closing: ExitStack
+) -> dict[Lifetime, Reservation]:
+    """Write down what a model will hold, the context it begins included, or refuse it."""
+    reading = device.memory()
+    if reading.free_bytes is None:
+        raise OutOfMemory(
+            f"{device.name} does not tell how much memory is free ({reading.source}), so nothing "
+            "is loaded on it: use another device"
+        )
+    reserved: dict[Lifetime, Reservation] = {}
+    for place, footprint in _by_place(design, device).items():
+        free = reading.free_bytes if place == device.name else None
+        reservation = ledger.reserve(owner, place, footprint, free_bytes=free)
+        closing.callback(ledger.release, reservation)
+        reserved |= dict.fromkeys(footprint, reservation)
+    return reserved
+
+
+def _by_place(design: ModelDesign, device: Device) -> dict[str, dict[Lifetime, int]]:
+    """Return what is still to be paid for a model: on the device, and on the host beside it."""
+    places: dict[str, dict[Lifetime, int]] = {device.name: {}}
+    for lifetime, size in design.plan.footprint().items():
+        place = HOST if is_elsewhere(lifetime, device.traits) else device.name
+        is_paid = lifetime is Lifetime.CONTEXT and device.context_bytes
+        places.setdefault(place, {})[lifetime] = 0 if is_paid else size
+    return places
+
+
+def held_by_driver(device: Device) -> tuple[LedgerEntry, ...]:
+    """Return the entry of a device's context, which belongs to no model; none without a context."""
+    size = device.context_bytes
+    return (LedgerEntry(device.name, device.name, Lifetime.CONTEXT, size, size),) if size else ()
+
+
 @contextmanager
 def _loading_buffer(
     design: ModelDesign, owner: str, device: Device, ledger: Ledger
@@ -170,7 +199,8 @@ def _loading_buffer(
     """Hold the staging through which weights pass, in the ledger too, until they are read."""
     need = {Lifetime.STAGING: design.plan.loading_bytes}
     with ExitStack() as stack:
-        reserved = ledger.reserve(f"{owner} (loading)", device.name, need, free_bytes=None)
+        place = HOST if is_elsewhere(Lifetime.STAGING, device.traits) else device.name
+        reserved = ledger.reserve(f"{owner} (loading)", place, need, free_bytes=None)
         stack.callback(ledger.release, reserved)
         staging = device.allocate(need[Lifetime.STAGING], Lifetime.STAGING)
         stack.callback(staging.close)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from corral.config import MAX_THREADS
 from corral.contract.messages import SamplingParams
 from corral.devices import registry
-from corral.devices.base import Progress
+from corral.devices.base import Device, Progress
 from corral.engine import checks
 from corral.engine.answers import Answers
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
-from corral.engine.load import LoadedModel, load_file
+from corral.engine.load import LoadedModel, held_by_driver, load_file
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
 from corral.engine.options import Options
 from corral.engine.runner import Runner
@@ -63,7 +63,7 @@ class Model:
         tokenizer: Tokenizer,
         *,
         name: str,
-        device: str,
+        device: Device,
         ledger: Ledger,
         closing: ExitStack,
         watch: GrowthWatch | None = None,
@@ -71,7 +71,8 @@ class Model:
         """Put an engine on a loaded model; use `load` instead."""
         self.metadata = metadata
         self.name = name
-        self.device = device
+        self.device = device.name
+        self._device = device
         self._loaded = loaded
         self._ledger = ledger
         self._closing = closing
@@ -141,7 +142,7 @@ class Model:
             metadata,
             words,
             name=path.name,
-            device=on.name,
+            device=on,
             ledger=ledger,
             closing=closing,
             watch=GrowthWatch(lambda: on.allocated_bytes) if watch_growth else None,
@@ -330,8 +331,12 @@ class Model:
         return prefill, decode
 
     def memory(self) -> MemoryStatistics:
-        """Return every byte the model holds, planned and allocated, by device and lifetime."""
-        return MemoryStatistics.of(self._ledger.statistics(), self._answers.growth())
+        """Return every byte the model holds, planned and allocated, by device and lifetime.
+
+        A device's context is listed as long as it lives; models on one device share it.
+        """
+        entries = (*self._ledger.statistics(), *held_by_driver(self._device))
+        return MemoryStatistics.of(entries, self._answers.growth())
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""

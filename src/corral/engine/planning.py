@@ -14,20 +14,17 @@ from typing import Any
 from corral.contract.checks import refuse
 from corral.devices import registry
 from corral.devices.cuda.traits import cuda_traits
-from corral.devices.listing import machine_listing
+from corral.devices.listing import machine_listing, machine_visible
 from corral.devices.reading import DeviceReading
 from corral.engine import checks
 from corral.errors import DeviceUnavailable, InvalidArgument
 from corral.gguf import ModelFile, open_model
 from corral.hub.resolve import resolve
 from corral.memory.lifetime import Lifetime
-from corral.memory.traits import DeviceTraits
+from corral.memory.traits import HOST, DeviceTraits
 from corral.models.fit import DEFAULT_MARGIN, Room, Wish, fit_model, is_elsewhere
 from corral.models.footprint import Limits, choose_limits, write_graph
 from corral.models.split import Footprint, SplitDesign, design_split, split_by_weights
-
-HOST = "host"
-"""Stands for the memory through which data pass to devices that have their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +221,23 @@ def _names(device: object) -> list[str]:
     for name in names:
         if names.count(name) > 1:
             raise InvalidArgument(f"device {name} is named twice: a plan needs it once")
+    _require_distinct([name for name in names if name not in registry.NAMES])
     return names
+
+
+def _require_distinct(names: Sequence[str]) -> None:
+    """Refuse two names of one card; those of cards that are elsewhere may stand for any."""
+    if len(names) < 2:
+        return
+    visible, found = machine_visible(), dict[object, str]()
+    for name in names:
+        try:
+            card = visible.named(name)
+        except DeviceUnavailable:
+            continue
+        if card in found:
+            raise InvalidArgument(f"devices {found[card]} and {name} are one: a plan needs it once")
+        found[card] = name
 
 
 def _shares(split: object, count: int) -> tuple[float, ...]:

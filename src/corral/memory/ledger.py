@@ -80,10 +80,10 @@ class Ledger:
         entry = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
         self._entries[reservation, lifetime] = entry
 
-    def observe(self, reservation: Reservation, lifetime: Lifetime, size_bytes: int) -> None:
-        """Record what a driver holds for an owner: measured, not asked for, so it may differ."""
+    def hand_over(self, reservation: Reservation, lifetime: Lifetime) -> None:
+        """Strike reserved bytes that exist now and belong to the device, not to this owner."""
         entry = self._entries[reservation, lifetime]
-        self._entries[reservation, lifetime] = replace(entry, allocated_bytes=size_bytes)
+        self._entries[reservation, lifetime] = replace(entry, planned_bytes=0, allocated_bytes=0)
 
     def release(self, reservation: Reservation) -> None:
         """Strike everything of one reservation; a second call does nothing."""

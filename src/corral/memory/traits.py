@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from corral.tensor.ops import Op
 
+HOST = "host"
+"""Stands for the memory through which data pass to devices that have their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:

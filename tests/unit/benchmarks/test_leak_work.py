@@ -10,7 +10,7 @@ import tiny
 from corral.devices import registry
 from corral.devices.base import MemoryReading
 from corral.devices.cpu.traits import cpu_traits
-from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.device import CudaDevice
 from fake_driver import FakeDriver
 

@@ -41,6 +41,9 @@ def test_traits_without_opening(name):
         ("cuda:x", "did you mean 'cuda:0'"),
         ("cuda:00", "did you mean 'cuda:0'"),
         ("cuda:٣", "did you mean 'cuda:0'"),
+        ("GPU-zzz", "use one of auto, cpu"),
+        ("GPU-12/0/1", "use one of auto, cpu"),
+        ("MIG-GPU-12/0", "use one of auto, cpu"),
         ("", "use one of auto, cpu"),
         ("x" * 10_000, "use one of"),
     ],
@@ -57,3 +60,9 @@ def test_names_that_are_no_text(name):
     """A device is asked for by a str."""
     with pytest.raises(InvalidArgument, match=r"the device is of type .*; expected a name"):
         registry.resolve(name)
+
+
+@pytest.mark.parametrize("name", ["cuda:0", "GPU-6f85", "MIG-6F85ab3c-0000", "MIG-GPU-6f85/7/0"])
+def test_names_of_cards(name):
+    """Numbers, beginnings of UUIDs, and both ways to name a slice."""
+    assert registry.resolve(name) == name

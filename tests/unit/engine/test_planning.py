@@ -11,7 +11,9 @@ from corral import plan
 from corral.devices import registry
 from corral.devices.context_cost import DEFAULT_CONTEXT_BYTES
 from corral.devices.listing import Listing
+from corral.devices.nvml import Gpu
 from corral.devices.reading import DeviceReading
+from corral.devices.visible import Visible
 from corral.engine import planning
 from corral.errors import DeviceUnavailable, InvalidArgument, OutOfMemory
 from corral.gguf import Value, ValueType, open_model, write_model
@@ -176,6 +178,16 @@ def test_one_device_by_two_names(large, machine):
     add("cuda:0", 40 * GIB, uuid=UUID)
     with pytest.raises(InvalidArgument, match="devices cuda:0 and GPU-6f85 are one"):
         plan(large, device=("cuda:0", "GPU-6f85"), fit=True)
+
+
+def test_one_device_by_two_names_without_a_fit(large, monkeypatch):
+    """A card that is here is planned for once; cards that are elsewhere may be any."""
+    cards = Visible((Gpu(UUID, "Card"), Gpu("GPU-7" + UUID[5:], "Card")))
+    monkeypatch.setattr(planning, "machine_visible", lambda: cards)
+    with pytest.raises(InvalidArgument, match="devices cuda:0 and GPU-6f85 are one"):
+        plan(large, device=("cuda:0", "GPU-6f85"))
+    assert plan(large, device=("cuda:1", "GPU-6f85")).device == "cuda:1,GPU-6f85"
+    assert plan(large, device=("cuda:2", "GPU-ffff")).device == "cuda:2,GPU-ffff"
 
 
 def test_a_plan_that_cannot_fit_says_what_is_missing(large):

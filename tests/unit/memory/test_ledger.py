@@ -52,6 +52,14 @@ def test_what_was_allocated_is_in_the_reading_already(ledger):
     ledger.reserve("b", "cpu", NEED, free_bytes=8 * MIB)
 
 
+def test_what_is_handed_over_is_no_longer_owed(ledger):
+    """Bytes that turn out to be the device's own are neither planned nor pending."""
+    reserved = ledger.reserve("a", "cpu", NEED, free_bytes=8 * MIB)
+    ledger.hand_over(reserved, Lifetime.WEIGHTS)
+    assert ledger.statistics()[0] == LedgerEntry("a", "cpu", Lifetime.WEIGHTS, 0, 0)
+    ledger.reserve("b", "cpu", {Lifetime.STATE: 6 * MIB}, free_bytes=8 * MIB)
+
+
 def test_an_unknown_reading_admits(ledger):
     """None says that the caller takes the risk."""
     ledger.reserve("m", "cpu", NEED, free_bytes=None)

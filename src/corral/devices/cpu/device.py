@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from corral.config import settings
 from corral.devices.base import MemoryReading
 from corral.devices.closing import Closing
+from corral.devices.contextless import Contextless
 from corral.devices.cpu.backend import CpuBackend
 from corral.devices.cpu.compile import Compiler
 from corral.devices.cpu.features import Target, runnable
@@ -28,7 +29,7 @@ from corral.quant.types import DType
 from corral.tensor.ops import Op
 
 
-class CpuDevice(Closing):
+class CpuDevice(Contextless, Closing):
     """Owner of host memory and of the machine code that runs on it."""
 
     name = "cpu"

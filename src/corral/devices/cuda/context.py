@@ -13,17 +13,19 @@ thread may create one. Nothing computes, copies or waits for a device under the 
 
 A context that ever ran work is kept: releasing it then does not give everything back on every
 driver, and the end of the process does. Nothing here ever resets a device.
+
+A call of the driver that fails or is interrupted leaves neither a user of the context nor memory
+nor a context pushed: what is begun is ended all the same, and then the failure goes on its way.
 """
 
-import functools
 import logging
-import threading
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
-from corral.devices.cuda.driver import DeviceFacts, Driver, LibraryDriver
+from corral.devices.cuda.driver import DeviceFacts, Driver
 from corral.errors import Closed, CorralError, StaleContext
 
 _log = logging.getLogger(__name__)
@@ -46,7 +48,9 @@ class ContextStatistics:
 class DeviceContext:
     """The primary context of one device. Threads may share it."""
 
-    def __init__(self, facts: DeviceFacts, driver: Driver, lock: threading.RLock) -> None:
+    def __init__(
+        self, facts: DeviceFacts, driver: Driver, lock: AbstractContextManager[object]
+    ) -> None:
         self.facts = facts
         self._driver = driver
         self._lock = lock
@@ -85,6 +89,14 @@ class DeviceContext:
         self._has_owned = True
         return owned
 
+    def hold(self) -> "Owned":
+        """Have the context without anything in it yet, from now until the result is closed.
+
+        Raises:
+            StaleContext, CorralError: as `own`.
+        """
+        return self.own("hold", lambda: 0, lambda handle: None)
+
     @contextmanager
     def current(self, owned: "Owned | None" = None) -> Iterator[int]:
         """Make the context this thread's current one, to copy or compute, without the lock.
@@ -95,18 +107,21 @@ class DeviceContext:
         Raises:
             StaleContext: if there is no context, or others ended it.
         """
-        with self._lock:
-            if self._handle is None:
-                raise StaleContext(f"nothing lives on {self.facts.uuid} in this process any more")
-            self._verify()
-            if owned is not None:
-                owned.require_alive()
-            handle = self._handle
-            self._driver.push(handle)
+        is_pushed = False
         try:
+            with self._pinned():
+                if self._handle is None:
+                    raise StaleContext(f"nothing lives on {self.facts.uuid} here any more")
+                self._verify()
+                if owned is not None:
+                    owned.require_alive()
+                handle = self._handle
+                self._driver.push(handle)
+                is_pushed = True
             yield handle
         finally:
-            self._driver.pop()
+            if is_pushed:
+                self._pop()
 
     def keep(self) -> None:
         """Say that work is about to be launched: from now on the context stays.
@@ -124,13 +139,21 @@ class DeviceContext:
         never owned anything on the device: then it begins and ends within this call.
         """
         with self._lock:
-            is_alive = self._handle is not None or self._driver.primary_is_active(
-                self.facts.ordinal
-            )
-            if self._has_owned and not is_alive:
+            if self._has_owned and not self._is_there():
                 return None
             with self._inside():
                 return self._driver.memory()
+
+    def is_active(self) -> bool:
+        """Say whether the device has a context in this process, whoever made it."""
+        with self._pinned():
+            if self._handle is not None:
+                with suppress(StaleContext):  # whoever lived in it learns of it when used
+                    self._verify()
+            return self._is_there()
+
+    def _is_there(self) -> bool:
+        return self._handle is not None or self._driver.primary_is_active(self.facts.ordinal)
 
     def statistics(self) -> ContextStatistics:
         """Return what lives in the context."""
@@ -143,19 +166,32 @@ class DeviceContext:
     @contextmanager
     def _inside(self) -> Iterator[None]:
         """Hold the lock with the context current: begun if need be, ended if nothing needs it."""
-        with self._lock:
-            self._inside_count += 1  # a close within, by a collected object, must not end it
+        with self._pinned():
+            is_pushed = False
             try:
                 self._begin()
                 assert self._handle is not None
                 self._driver.push(self._handle)
-                try:
-                    yield
-                finally:
-                    self._driver.pop()
+                is_pushed = True
+                yield
+            finally:
+                if is_pushed:
+                    self._pop()
+
+    @contextmanager
+    def _pinned(self) -> Iterator[None]:
+        """Hold the lock, and let no close within end the context."""
+        with self._lock:
+            self._inside_count += 1
+            try:
+                yield
             finally:
                 self._inside_count -= 1
                 self._end_if_unused()
+
+    def _pop(self) -> None:
+        """Give this thread back the context it had, although it be interrupted."""
+        _surely(self._driver.pop)
 
     def _begin(self) -> None:
         if self._handle is not None:
@@ -191,35 +227,63 @@ class DeviceContext:
         self._handle, self._is_kept = None, False
         self._owned.clear()
         if not is_active:
-            with suppress(StaleContext):  # released too often: there is no user to take off
-                self._driver.primary_release(self.facts.ordinal)
+            try:
+                _surely(lambda: self._driver.primary_release(self.facts.ordinal))
+            except CorralError as error:  # released too often: there is no user to take off
+                _log.info("no user of %s was left to take off: %s", self.facts.uuid, error)
 
     def _end_if_unused(self) -> None:
         if self._handle is None or self._owned or self._inside_count or self._is_kept:
             return
-        self._handle = None
-        self._driver.primary_release(self.facts.ordinal)
+        is_ended = True
+        try:
+            _surely(lambda: self._driver.primary_release(self.facts.ordinal))
+        except StaleContext:
+            raise
+        except CorralError:  # refused: it is there as before, and the next end tries again
+            is_ended = False
+            raise
+        finally:
+            if is_ended:
+                self._handle = None
 
     def _is_alive(self, owned: "Owned") -> bool:
         return owned in self._owned
 
     def _destroy(self, owned: "Owned", destroy: Callable[[], None]) -> None:
-        """End something, unless its context ended before; called once for each."""
+        """End something, unless its context ended before; it may be called again if interrupted."""
         if self._is_kept:
             with self.current():
                 self._driver.synchronize()  # before the lock is taken: nobody waits under it
         with self._lock:
             if not self._is_alive(owned):
                 return
-            with self._inside():
+            try:
+                with self._inside():
+                    destroy()
+                    self._owned.discard(owned)
+            except CorralError:  # the driver would not: the end of the context takes it along
                 self._owned.discard(owned)
-                destroy()
+                self._end_if_unused()
+                raise
+
+
+def _surely(call: Callable[[], None]) -> None:
+    """Make a call of the driver; if it is interrupted before it is made, make it and go on."""
+    try:
+        call()
+    except CorralError:
+        raise
+    except BaseException:
+        with suppress(CorralError):
+            call()
+        raise
 
 
 class Owned:
     """Something in a device context; closing ends it, once."""
 
-    __slots__ = ("_context", "_destroy", "_handle", "generation", "is_closed", "kind")
+    __slots__ = ("_context", "_destroy", "_handle", "_pid", "generation", "is_closed", "kind")
 
     def __init__(
         self,
@@ -233,6 +297,7 @@ class Owned:
         self._context = context
         self._handle = handle
         self._destroy = destroy
+        self._pid = os.getpid()
         self.kind = kind
         self.generation = generation
         self.is_closed = False
@@ -259,58 +324,15 @@ class Owned:
             )
 
     def close(self) -> None:
-        """End it; a second call does nothing. Faults of the device are logged, not raised."""
-        if self.is_closed:
+        """End it; a second call does nothing. Faults of the device are logged, not raised.
+
+        In a forked child it does nothing: what it stands for is the parent's.
+        """
+        if self.is_closed or os.getpid() != self._pid:
             return
-        self.is_closed = True
         try:
-            self._context._destroy(self, lambda: self._destroy(self._handle))
+            _surely(lambda: self._context._destroy(self, lambda: self._destroy(self._handle)))
         except CorralError as error:
             _log.warning("%s could not be ended: %s", self.kind, error)
-
-
-class Contexts:
-    """Every device context of one process, and their one lock."""
-
-    def __init__(self, driver: Driver) -> None:
-        """Load the driver, which makes no context.
-
-        Raises:
-            DeviceUnavailable: if there is none, or no device.
-        """
-        driver.initialize()
-        self.driver = driver
-        lock = threading.RLock()  # of all devices: pinned memory and peers cross them
-        self._devices = tuple(DeviceContext(facts, driver, lock) for facts in driver.devices())
-
-    def __iter__(self) -> Iterator[DeviceContext]:
-        """Go through the devices in the driver's order."""
-        return iter(self._devices)
-
-    def read(self, uuid: str) -> tuple[int, int] | None:
-        """Return (free, total) of a device, or None where asking would leave traces or fails."""
-        for device in self:
-            if device.facts.uuid == uuid:
-                try:
-                    return device.read()
-                except CorralError as error:
-                    _log.info("the driver does not tell the memory of %s: %s", uuid, error)
-        return None
-
-
-_first = threading.Lock()
-
-
-def process_contexts() -> Contexts:
-    """Return the contexts of this process; the first call loads the driver.
-
-    Raises:
-        DeviceUnavailable: if the bindings, the driver or every device is missing.
-    """
-    with _first:
-        return _process_contexts()
-
-
-@functools.cache
-def _process_contexts() -> Contexts:
-    return Contexts(LibraryDriver())
+        finally:
+            self.is_closed = True

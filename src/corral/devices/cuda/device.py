@@ -4,10 +4,9 @@ Every buffer is one allocation whose address stays; values inside it have their 
 plan. Staging is pinned host memory of this device's context, whatever thread asks for it.
 """
 
-import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from corral.devices.base import Backend, MemoryReading
 from corral.devices.closing import Closing
 from corral.devices.cuda.context import DeviceContext, Owned
 from corral.devices.cuda.driver import Driver
+from corral.devices.cuda.life_lock import LifeLock
 from corral.devices.packing import pack_rows
 from corral.errors import DeviceUnavailable, OutOfMemory
 from corral.memory.buffer import Buffer
@@ -43,19 +43,13 @@ class CudaDevice(Closing):
     ) -> None:
         """Open a device; its context begins with the first buffer. `read` tells its memory."""
         self.name = name
-        self._traits = traits
+        self.traits = traits
         self.context = context
         self._driver = driver
         self._read = read
         self._buffers: dict[Buffer, Owned] = {}
-        self._lock = threading.Lock()
+        self._lock = LifeLock()
         self.is_closed = False
-
-    @property
-    def traits(self) -> DeviceTraits:
-        """What to plan with; a context that is there already costs nothing more."""
-        is_active = self.context.statistics().is_active
-        return replace(self._traits, context_bytes=0) if is_active else self._traits
 
     @property
     def allocated_bytes(self) -> int:
@@ -63,9 +57,27 @@ class CudaDevice(Closing):
         with self._lock:
             return sum(buffer.size_bytes for buffer in self._buffers)
 
+    @property
+    def context_bytes(self) -> int:
+        """What the device's context takes if there is one in this process, whoever made it."""
+        return self.traits.context_bytes if self.context.is_active() else 0
+
     def memory(self) -> MemoryReading:
         """Read how much memory the device has; leaves nothing behind."""
         return self._read()
+
+    def hold(self) -> ExitStack:
+        """Have the device's context until the result is closed.
+
+        Raises:
+            OutOfMemory: if the driver has no room for it.
+            StaleContext: as `allocate`.
+            Closed: after close().
+        """
+        self._require_open()
+        stack = ExitStack()
+        stack.callback(self.context.hold().close)
+        return stack
 
     def allocate(self, size_bytes: int, lifetime: Lifetime) -> Buffer:
         """Ask the driver for zero-filled bytes, rounded up to its granularity.
@@ -83,11 +95,20 @@ class CudaDevice(Closing):
             raise OutOfMemory(
                 f"{lifetime.value} needs {format_bytes(size)} on {self.name}: {error}"
             ) from error
-        buffer = Buffer(
-            self.name, lifetime, size, owned.handle, self._free, _require_alive=owned.require_alive
-        )
-        with self._lock:
-            self._buffers[buffer] = owned
+        try:
+            buffer = Buffer(
+                self.name,
+                lifetime,
+                size,
+                owned.handle,
+                self._free,
+                _require_alive=owned.require_alive,
+            )
+            with self._lock:
+                self._buffers[buffer] = owned
+        except BaseException:  # interrupted: nobody could close it
+            owned.close()
+            raise
         return buffer
 
     def _own(self, size: int, lifetime: Lifetime) -> Owned:

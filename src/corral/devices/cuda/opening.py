@@ -1,18 +1,28 @@
-"""From a name to an open CUDA device: finds the card, knows what its context costs."""
+"""From a name to an open CUDA device: finds the card, knows what its context costs.
 
-from collections.abc import Callable
+The driver counts the devices that this process sees, and calls slices of a card GPU- as well; NVML
+knows their own names. Both speak of one device where the digits of its UUID are the same.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from corral.devices.base import MemoryReading
 from corral.devices.context_cost import ContextCost
-from corral.devices.cuda.context import Contexts, DeviceContext, process_contexts
+from corral.devices.cuda.contexts import Contexts, process_contexts
 from corral.devices.cuda.device import CudaDevice
 from corral.devices.cuda.traits import cuda_traits
-from corral.devices.listing import machine_costs, machine_nvml, machine_probe, machine_sources
-from corral.devices.nvml import Gpu
+from corral.devices.listing import (
+    machine_costs,
+    machine_nvml,
+    machine_probe,
+    machine_sources,
+    machine_visible,
+)
+from corral.devices.nvml import Gpu, MigSlice
 from corral.devices.planned_context import planned_context
 from corral.devices.reading import Sources, read_device
-from corral.errors import DeviceUnavailable
+from corral.devices.visible import Visible
 
 
 def open_cuda(name: str) -> CudaDevice:
@@ -29,6 +39,7 @@ def open_cuda(name: str) -> CudaDevice:
         cost=lambda card: planned_context(
             card, machine_nvml(), machine_costs(), probe=machine_probe()
         ),
+        cards=machine_visible().devices,
     )
 
 
@@ -37,46 +48,35 @@ def device_of(
     contexts: Contexts,
     sources: Callable[[], Sources],
     *,
-    cost: Callable[[Gpu], ContextCost],
+    cost: Callable[[Gpu | MigSlice], ContextCost],
+    cards: Sequence[Gpu | MigSlice] = (),
 ) -> CudaDevice:
     """Return the device of that name among some contexts, read through some sources.
+
+    `cards` are NVML's, as far as there are any.
 
     Raises:
         DeviceUnavailable: if there is none; it names those there are.
     """
-    context = _named(name, contexts)
-    own_name = _name(context)
-    card = Gpu(context.facts.uuid, context.facts.name)
+    known = {_digits(card.uuid): card for card in cards}
+    seen = [known.get(_digits(c.facts.uuid), Gpu(c.facts.uuid, c.facts.name)) for c in contexts]
+    asked = name if cards else name.replace("MIG-", "GPU-", 1)
+    card = Visible(tuple(seen)).named(asked)
+    number = seen.index(card)
+    own_name = f"cuda:{number}"
     return CudaDevice(
         own_name,
-        context,
+        tuple(contexts)[number],
         contexts.driver,
         cuda_traits(cost(card).size_bytes),
         read=lambda: _reading(own_name, card, sources()),
     )
 
 
-def _named(name: str, contexts: Contexts) -> DeviceContext:
-    found = [context for context in contexts if name == _name(context) or _begins(name, context)]
-    if len(found) == 1:
-        return found[0]
-    there = ", ".join(f"{_name(c)} ({c.facts.uuid})" for c in contexts) or "none"
-    raise DeviceUnavailable(
-        f"{name} names {len(found) or 'no'} CUDA device{'s' * (len(found) > 1)} that this process "
-        f"sees; there: {there}"
-    )
+def _digits(uuid: str) -> str:
+    return uuid[4:]
 
 
-def _name(context: DeviceContext) -> str:
-    return f"cuda:{context.facts.ordinal}"
-
-
-def _begins(name: str, context: DeviceContext) -> bool:
-    """Whether a name is the beginning of a UUID, which the driver calls GPU- for slices too."""
-    kind, digits = name[:4], name[4:].lower()
-    return kind in ("GPU-", "MIG-") and bool(digits) and context.facts.uuid[4:].startswith(digits)
-
-
-def _reading(name: str, gpu: Gpu, sources: Sources) -> MemoryReading:
-    told = read_device(name, gpu, sources)
+def _reading(name: str, card: Gpu | MigSlice, sources: Sources) -> MemoryReading:
+    told = read_device(name, card, sources)
     return MemoryReading(told.total_bytes or 0, told.free_bytes, told.source)

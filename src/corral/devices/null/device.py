@@ -8,6 +8,7 @@ import warnings
 
 from corral.devices.base import MemoryReading
 from corral.devices.closing import Closing
+from corral.devices.contextless import Contextless
 from corral.devices.host import HostMemory
 from corral.devices.null.backend import NullBackend
 from corral.errors import OutOfMemory
@@ -23,7 +24,7 @@ _FIRST_ADDRESS = 1 << 56
 """Far from anything that is mapped: whoever uses such an address faults at once."""
 
 
-class NullDevice(Closing):
+class NullDevice(Contextless, Closing):
     """Stands in for a device of the given traits, of which this machine need not have any."""
 
     name = "null"

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from corral.devices.base import MemoryReading
 from corral.devices.closing import Closing
+from corral.devices.contextless import Contextless
 from corral.devices.host import PAGE_BYTES, HostMemory, array_at, host_memory
 from corral.devices.reference.backend import ReferenceBackend
 from corral.memory.buffer import Buffer
@@ -32,7 +33,7 @@ def reference_traits(fused: frozenset[Op] = frozenset()) -> DeviceTraits:
     )
 
 
-class ReferenceDevice(Closing):
+class ReferenceDevice(Contextless, Closing):
     """Computes on the host in F32, or better where that is cheap.
 
     Without fused operations it gives what an exact F32 model gives; with them it shows what a

@@ -1,8 +1,16 @@
 """Contexts begin with their first owner and end with the last, or with the process."""
 
+import os
+import signal
+import threading
+import time
+import warnings
+from contextlib import closing, suppress
+
 import pytest
 
-from corral.devices.cuda.context import Contexts, ContextStatistics
+from corral.devices.cuda.context import ContextStatistics
+from corral.devices.cuda.contexts import Contexts
 from corral.errors import (
     Closed,
     CorralError,
@@ -267,7 +275,7 @@ def test_an_address_of_an_earlier_context_is_not_used(driver, context):
     new.close()
 
 
-@pytest.mark.parametrize("call", ["primary_is_active", "primary_retain", "memory"])
+@pytest.mark.parametrize("call", ["primary_retain", "memory"])
 def test_a_reading_that_fails_is_unknown(driver, call):
     """Out of memory while looking, as on a full device: no value, and no harm."""
     contexts = Contexts(driver)
@@ -276,6 +284,113 @@ def test_a_reading_that_fails_is_unknown(driver, call):
     assert driver.users == [0, 0]
     assert contexts.read("GPU-unknown") is None
     assert contexts.read(uuid_of(0)) == (TOTAL_BYTES - CONTEXT_BYTES, TOTAL_BYTES)
+
+
+def use(context, driver):
+    """Read, create, read, copy, close: every way into a context."""
+    context.read()
+    with closing(memory(context, driver)) as owned:
+        context.read()
+        with context.current(owned):
+            driver.fill(owned.handle, MIB)
+
+
+def launch(context, driver):
+    """Work, so that the context is kept."""
+    with closing(memory(context, driver)):
+        context.keep()
+
+
+@pytest.mark.parametrize(("deed", "kept"), [(use, 0), (launch, 1)])
+@pytest.mark.parametrize("kind", ["interrupt", "out of memory"])
+def test_any_call_may_be_interrupted_or_fail(deed, kept, kind):
+    """Whichever call of the driver does not come about: no user, no byte, no context pushed.
+
+    What the driver itself refuses to end is the exception, and ends with the next use.
+    """
+    calls = 0
+    number = 0
+    while number <= calls:
+        driver = FakeDriver()
+        context = next(iter(Contexts(driver)))
+        start = len(driver.calls)
+
+        def before(call, driver=driver, at=start + number):
+            if len(driver.calls) >= at:
+                driver.before = lambda call: None
+                if kind == "interrupt":
+                    raise KeyboardInterrupt
+                driver.failures[call] = [kind]
+
+        if number:
+            driver.before = before
+        with suppress(KeyboardInterrupt, OutOfMemory):
+            deed(context, driver)
+        calls = calls or len(driver.calls) - start
+        if kind != "interrupt":  # what the driver refused to end ends with the next use
+            driver.before = lambda call: None
+            driver.failures.clear()
+            deed(context, driver)
+        is_left = context.statistics().is_kept
+        assert driver.users == [int(is_left)], number
+        assert is_left <= kept
+        if kind == "interrupt":
+            assert sum(driver.memory_of[0].values()) == 0
+            assert driver._stack() == []
+        number += 1
+    assert calls > 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_is_refused_and_does_not_wait(driver, context):
+    """Another thread may hold the lock at the fork; the child has no such thread."""
+    owned = memory(context, driver)
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with context._lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        code = _in_child(lambda: _is_refused(context) and owned.close() is None)
+    finally:
+        done.set()
+        thread.join()
+    assert code == 0
+    assert owned.handle in driver.memory_of[0]
+    owned.close()
+
+
+def _is_refused(context):
+    for call in (context.read, context.hold, context.statistics, context.is_active):
+        with pytest.raises(DeviceUnavailable, match="spawn"):
+            call()
+    return True
+
+
+def _in_child(check):
+    """Return the exit status of a forked child that checks something; it gets ten seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads beside a fork: the point
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if check() else 2
+        finally:
+            os._exit(status)
+    for _ in range(1000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,17 @@ import pytest
 
 import tiny
 from corral.devices.context_cost import ContextCost
-from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.opening import device_of
-from corral.devices.nvml import NvmlMemory
+from corral.devices.nvml import MigSlice, NvmlMemory
 from corral.devices.packing import pack_rows
 from corral.devices.reading import Sources
-from corral.engine.load import hold_file
+from corral.engine.load import held_by_driver, hold_file
 from corral.errors import Closed, DeviceUnavailable, OutOfMemory, StaleContext
 from corral.gguf import open_model
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
+from corral.memory.traits import HOST
 from corral.models.footprint import Limits
 from corral.quant.types import DType
 from fake_driver import CONTEXT_BYTES, MIB, TOTAL_BYTES, FakeDriver, uuid_of
@@ -49,10 +50,22 @@ def opened(contexts, name="cuda:0", **sources):
     return device_of(name, contexts, lambda: replace(base, **sources), cost=lambda card: cost)
 
 
+class LiveNvml(FakeNvml):
+    """Tells what the played driver shows."""
+
+    def __init__(self, driver):
+        super().__init__()
+        self._driver = driver
+
+    def memory(self, uuid):
+        used = self._driver.used([uuid_of(0), uuid_of(1)].index(uuid))
+        return NvmlMemory(TOTAL_BYTES, 0, TOTAL_BYTES - used, used)
+
+
 @pytest.fixture
-def device(contexts):
+def device(contexts, driver):
     """Return the first device."""
-    with opened(contexts) as first:
+    with opened(contexts, nvml=LiveNvml(driver)) as first:
         yield first
 
 
@@ -121,9 +134,14 @@ def test_a_model_is_held_to_the_byte(driver, device, path):
     ledger = Ledger()
     model = held(path, device, ledger)
     footprint = model.design.plan.footprint()
-    entries = ledger.statistics()
-    assert {e.lifetime: e.planned_bytes for e in entries} == footprint
+    entries = (*ledger.statistics(), *held_by_driver(device))
+    planned = Counter()
+    for entry in entries:
+        planned[entry.lifetime] += entry.planned_bytes
+    assert planned == footprint
     assert all(entry.planned_bytes == entry.allocated_bytes for entry in entries)
+    on_host = {e.lifetime for e in entries if e.device == HOST}
+    assert on_host == {Lifetime.STAGING}
     on_card = sum(size for life, size in footprint.items() if life is not Lifetime.STAGING)
     assert driver.used(0) == on_card
     assert device.allocated_bytes == on_card - CONTEXT_BYTES + footprint[Lifetime.STAGING]
@@ -131,16 +149,73 @@ def test_a_model_is_held_to_the_byte(driver, device, path):
     assert (driver.used(0), driver.users, ledger.statistics()) == (0, [0, 0], ())
 
 
-def test_a_second_model_pays_no_context(driver, device, path):
-    """The first one's is there already."""
+def test_a_context_is_booked_to_the_device(driver, contexts, device, path):
+    """Whichever of two models began it, it is booked once, as long as it lives."""
     ledger = Ledger()
-    models = [held(path, device, ledger) for _ in range(2)]
-    paid = Counter(e.allocated_bytes for e in ledger.statistics() if e.lifetime is Lifetime.CONTEXT)
-    assert paid == {CONTEXT_BYTES: 1, 0: 1}
-    on_card = [e for e in ledger.statistics() if e.lifetime is not Lifetime.STAGING]
-    assert driver.used(0) == sum(entry.allocated_bytes for entry in on_card)
-    for model in models:
-        model.close()
+
+    def booked():
+        entries = (*ledger.statistics(), *held_by_driver(device))
+        return sum(entry.allocated_bytes for entry in entries if entry.device == device.name)
+
+    with opened(contexts) as again:
+        first, second = held(path, device, ledger), held(path, again, ledger)
+        assert booked() == driver.used(0)
+        first.close()
+        assert booked() == driver.used(0) > CONTEXT_BYTES
+        second.close()
+    assert booked() == driver.used(0) == 0
+
+
+def test_a_kept_context_stays_booked(driver, device, path):
+    """Work was launched: the context outlives the model, in the account as on the card."""
+    model = held(path, device, Ledger())
+    device.context.keep()
+    model.close()
+    assert sum(e.allocated_bytes for e in held_by_driver(device)) == driver.used(0) == CONTEXT_BYTES
+    driver.reset(0)
+
+
+def test_a_context_is_paid_by_who_begins_it(driver, device, path):
+    """A model is admitted beside a context that is there, and refused where one is to come."""
+    model = held(path, device, Ledger())
+    need = driver.used(0)
+    model.close()
+    hold = device.hold()
+    driver.foreign[0] = TOTAL_BYTES - need
+    held(path, device, Ledger()).close()
+    hold.close()
+    held(path, device, Ledger()).close()
+    driver.foreign[0] += 2 * MIB
+    with pytest.raises(OutOfMemory, match="context 512"):
+        held(path, device, Ledger())
+    driver.foreign[0] = 0
+
+
+def test_the_other_model_may_close_at_any_call(driver, contexts, device, path):
+    """A load that was planned beside a model's context begins one itself if that model goes."""
+    probe = held(path, device, Ledger())
+    probe.close()
+    calls = len(driver.calls)
+    for number in range(0, calls, 7):
+        other, ledger = held(path, device, Ledger()), Ledger()
+        left = [number]
+
+        def before(call, left=left, other=other):
+            left[0] -= 1
+            if left[0] < 0:
+                driver.before = lambda call: None
+                other.close()
+
+        driver.before = before
+        with opened(contexts, nvml=LiveNvml(driver)) as again:
+            model = held(path, again, ledger)
+            driver.before = lambda call: None
+            other.close()
+            entries = (*ledger.statistics(), *held_by_driver(again))
+            on_card = [e for e in entries if e.device == again.name]
+            assert sum(entry.allocated_bytes for entry in on_card) == driver.used(0)
+            model.close()
+        assert driver.used(0) == 0
 
 
 def test_weights_are_packed_rows(device, path):
@@ -208,18 +283,31 @@ def test_nothing_is_computed_yet(device):
 
 @pytest.mark.parametrize("name", ["cuda:1", uuid_of(1), uuid_of(1)[:12], "MIG-00000001"])
 def test_devices_are_found_by_number_and_uuid(contexts, name):
-    """Their own name is the number."""
+    """Their own name is the number; without NVML a slice is known by its digits alone."""
     with opened(contexts, name) as found:
         assert (found.name, found.context.facts.uuid) == ("cuda:1", uuid_of(1))
 
 
-@pytest.mark.parametrize(
-    ("name", "how_many"),
-    [("cuda:2", "no CUDA device "), ("GPU-ffff", "no "), ("GPU-0", "2 CUDA devices")],
-)
-def test_devices_that_are_not_here(contexts, name, how_many):
+def test_slices_go_by_the_names_that_nvml_gives_them(driver, contexts):
+    """The driver calls a slice GPU-; its memory and its cost are asked for by its own name."""
+    part = MigSlice("MIG-" + uuid_of(1)[4:], "Played card MIG 1g", (7, 0))
+    nvml, costs = FakeNvml(), []
+    nvml.memory_of[part.uuid] = NVML_MEMORY
+
+    def cost(card):
+        costs.append(card)
+        return ContextCost(CONTEXT_BYTES, is_measured=True)
+
+    sources = Sources(host=lambda: None, nvml=nvml)
+    with device_of("MIG-0000", contexts, lambda: sources, cost=cost, cards=(part,)) as device:
+        assert (device.name, device.memory().source) == ("cuda:1", "NVML, of the slice")
+        assert (nvml.asked, costs) == ([part.uuid], [part])
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "GPU-ffff", "GPU-0"])
+def test_devices_that_are_not_here(contexts, name):
     """The refusal names those that are."""
-    with pytest.raises(DeviceUnavailable, match=rf"{name} names {how_many}.*cuda:0 \(GPU-.*cuda:1"):
+    with pytest.raises(DeviceUnavailable, match=rf"{name}.* is no .*cuda:0 \(GPU-.*cuda:1"):
         opened(contexts, name)
 
 

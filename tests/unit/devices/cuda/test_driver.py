@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.driver import LibraryDriver, format_uuid
 from corral.devices.cuda.driver_errors import EXTRA, failure
 from corral.errors import (
