@@ -62,8 +62,14 @@ class ModelBuffers:
         for buffer in (self.weights, self.state, self.scratch, self.staging, self.records.buffer):
             buffer.require_open()
 
+    def inputs_address(self, plan: Plan) -> int:
+        """Return where the device reads the inputs, the counts first: in staging, or its copy."""
+        if plan.traits.has_own_memory:
+            return self.scratch.address + plan.inputs_offset
+        return self.staging.address
+
     def address(self, plan: Plan, tensor: Tensor) -> int:
-        """Return where a tensor of the plan lies."""
+        """Return where the device has a tensor of the plan."""
         if tensor.op is Op.VIEW:
             assert isinstance(tensor.attributes, Columns)
             first = tensor.dtype.row_bytes(tensor.attributes.first)
@@ -75,7 +81,7 @@ class ModelBuffers:
             case Op.STATE:
                 return self.state.address + self.state_layout.offsets[base.name]
             case Op.INPUT:
-                return self.staging.address + plan.staging.offsets[base.name]
+                return self.inputs_address(plan) + plan.staging.offsets[base.name]
             case _:
                 return self.scratch.address + plan.scratch_offset(base)
 

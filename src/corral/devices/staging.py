@@ -1,6 +1,6 @@
 """The host's half of an evaluation: inputs checked and copied to where the plan wants them.
 
-What another device computed comes the same way: the host can write to the scratch of these devices.
+What another device computed comes the same way where the host can write to a device's scratch.
 """
 
 from collections.abc import Mapping
@@ -43,13 +43,20 @@ class Staging:
     """The inputs of one plan as arrays on host memory; made when the plan is lowered."""
 
     def __init__(self, plan: Plan, buffers: ModelBuffers) -> None:
-        self._inputs = (*plan.graph.leaves(Op.INPUT), *plan.graph.leaves(Op.RECEIVED))
+        base = buffers.staging.address
+
+        def address(tensor: Tensor) -> int:
+            is_input = tensor.op is Op.INPUT
+            return base + plan.staging.offsets[tensor.name] if is_input else received[tensor]
+
+        leaves = () if plan.traits.has_own_memory else plan.graph.leaves(Op.RECEIVED)
+        received = {tensor: buffers.address(plan, tensor) for tensor in leaves}
+        self._inputs = (*plan.graph.leaves(Op.INPUT), *leaves)
         self._arrays = {
-            tensor.name: array_at(buffers.address(plan, tensor), tensor.shape, _ELEMENTS[tensor.op])
+            tensor.name: array_at(address(tensor), tensor.shape, _ELEMENTS[tensor.op])
             for tensor in self._inputs
         }
-        counts = buffers.staging.address + plan.staging.offsets[COUNTS]
-        self._counts = array_at(counts, (2,), np.int64)
+        self._counts = array_at(base + plan.staging.offsets[COUNTS], (2,), np.int64)
 
     def write(self, inputs: Mapping[str, NDArray[Any]], outputs: int) -> Counts:
         """Copy the inputs of a batch and return its counts; inputs the graph lacks are ignored.

@@ -187,17 +187,18 @@ def _plain(file: ModelFile, wish: Wish, targets: Sequence[_Target]) -> PlanRepor
 def _report(
     name: str, design: SplitDesign, targets: Sequence[_Target], usable: Sequence[int | None]
 ) -> PlanReport:
-    found, staging = [], 0
+    found, on_host = [], dict[Lifetime, int]()
     parts = zip(targets, usable, design.layers, design.footprints(), strict=True)
     for target, size, layers, footprint in parts:
-        elsewhere = {life for life in footprint if is_elsewhere(life, target.traits)}
-        staging += sum(footprint[life] for life in elsewhere)
+        elsewhere = [life for life in footprint if is_elsewhere(life, target.traits)]
+        for life in elsewhere:
+            on_host[life] = on_host.get(life, 0) + footprint[life]
         own = {life: size for life, size in footprint.items() if life not in elsewhere}
         ends = layers.start, layers.stop - 1
         part = DevicePlan(target.name, _rows(own), ends, target.context_is_measured, size)
         found.append(part)
-    if staging:
-        found.append(DevicePlan(HOST, _rows({Lifetime.STAGING: staging})))
+    if on_host:
+        found.append(DevicePlan(HOST, _rows(on_host)))
     return PlanReport(name, design.model.limits, tuple(found), design.model.hyper.layers)
 
 

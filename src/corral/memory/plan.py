@@ -22,9 +22,14 @@ COUNTS_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StagingLayout:
-    """Where the host writes each input, by name."""
+    """Where the host writes each input, by name, and where it finds the outputs.
+
+    Outputs are there only for devices with memory of their own; others' lie in scratch.
+    """
 
     offsets: dict[str, int]
+    inputs_bytes: int
+    """Of the counts and all inputs, which come first."""
     size_bytes: int
 
 
@@ -53,10 +58,20 @@ class Plan:
     """Scratch for segments of attention, one row of each sequence."""
 
     @property
+    def segments_offset(self) -> int:
+        """Where the segments of attention lie in the arena, behind values and workspaces."""
+        return self.scratch.size_bytes + self.traits.workers * self.workspace_bytes
+
+    @property
+    def inputs_offset(self) -> int:
+        """Where a device with memory of its own has its copy of the inputs in the arena."""
+        return self.segments_offset + self.segments_bytes
+
+    @property
     def scratch_bytes(self) -> int:
-        """Bytes of the scratch arena: the values, the workers' workspaces, the segments."""
-        workspaces = self.traits.workers * self.workspace_bytes
-        return self.scratch.size_bytes + workspaces + self.segments_bytes
+        """Bytes of the arena: values, the workers' workspaces, segments, a copy of the inputs."""
+        inputs = self.staging.inputs_bytes if self.traits.has_own_memory else 0
+        return self.inputs_offset + inputs
 
     @property
     def num_records(self) -> int:
@@ -83,7 +98,7 @@ def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
         traits,
         scratch,
         lives.owner,
-        _place_staging(graph.leaves(Op.INPUT), traits),
+        _place_staging(graph.leaves(Op.INPUT), graph.outputs, traits),
         _workspace_bytes(graph, traits),
         _segments_bytes(graph, graph.shape_class, traits),
     )
@@ -105,13 +120,21 @@ def _segments_bytes(graph: Graph, shapes: ShapeClass, traits: DeviceTraits) -> i
     return align(segments * max(sizes, default=0), traits.alignment)
 
 
-def _place_staging(inputs: Iterable[Tensor], traits: DeviceTraits) -> StagingLayout:
+def _place_staging(
+    inputs: Iterable[Tensor], outputs: Iterable[Tensor], traits: DeviceTraits
+) -> StagingLayout:
     offsets = {COUNTS: 0}
     offset = align(COUNTS_BYTES, traits.alignment)
-    for tensor in inputs:
-        offsets[tensor.name] = offset
-        offset += align(tensor.size_bytes, traits.alignment)
-    return StagingLayout(offsets, offset)
+
+    def place(tensors: Iterable[Tensor]) -> int:
+        nonlocal offset
+        for tensor in tensors:
+            offsets[tensor.name] = offset
+            offset += align(tensor.size_bytes, traits.alignment)
+        return offset
+
+    inputs_bytes = place(inputs)
+    return StagingLayout(offsets, inputs_bytes, place(outputs if traits.has_own_memory else ()))
 
 
 def place_state(states: Iterable[Tensor], traits: DeviceTraits) -> StateLayout:
@@ -172,7 +195,8 @@ def resized_footprint(model: ModelPlan, shapes: ShapeClass, resize: Resize) -> d
         assert replace(plan.graph.shape_class, blocks=shapes.blocks) == shapes
         inputs = map(resize, plan.graph.leaves(Op.INPUT))
         segments = _segments_bytes(plan.graph, shapes, traits)
-        return replace(plan, staging=_place_staging(inputs, traits), segments_bytes=segments)
+        staging = _place_staging(inputs, plan.graph.outputs, traits)
+        return replace(plan, staging=staging, segments_bytes=segments)
 
     states = (resize(t) for plan in model.plans for t in plan.graph.leaves(Op.STATE))
     plans = tuple(map(resized, model.plans))

@@ -87,20 +87,21 @@ def fit_model(
 
 
 def needs(footprints: Sequence[Footprint], rooms: Rooms) -> tuple[int, ...]:
-    """Return the bytes a model takes of each room; staging counts to the host's, if it is one."""
+    """Return the bytes a model takes of each room; what lies on the host counts to it, if there."""
     taken = [sum(footprint.values()) for footprint in footprints]
     hosts = [n for n, room in enumerate(rooms) if not room.traits.has_own_memory]
     for number, (footprint, room) in enumerate(zip(footprints, rooms, strict=True)):
-        if is_elsewhere(Lifetime.STAGING, room.traits):
-            taken[number] -= footprint[Lifetime.STAGING]
-            if hosts:
-                taken[hosts[0]] += footprint[Lifetime.STAGING]
+        outside = (size for life, size in footprint.items() if is_elsewhere(life, room.traits))
+        on_host = sum(outside)
+        taken[number] -= on_host
+        if hosts:
+            taken[hosts[0]] += on_host
     return tuple(taken)
 
 
 def is_elsewhere(lifetime: Lifetime, traits: DeviceTraits) -> bool:
     """Whether bytes of a device's plan lie in the host's memory and not in its own."""
-    return lifetime is Lifetime.STAGING and traits.has_own_memory
+    return lifetime in (Lifetime.STAGING, Lifetime.RECORDS) and traits.has_own_memory
 
 
 def _fits(footprints: Sequence[Footprint], rooms: Rooms) -> bool:

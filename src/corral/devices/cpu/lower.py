@@ -44,7 +44,7 @@ class Binding:
 
     def count(self, tensor: Tensor) -> int:
         """Return the address of the number of rows that a tensor has in this batch."""
-        counts = self.buffers.staging.address + self.plan.staging.offsets[COUNTS]
+        counts = self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[COUNTS]
         match tensor.extent:
             case Extent.ROWS:
                 return counts

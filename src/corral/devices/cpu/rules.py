@@ -224,7 +224,6 @@ def _attend(at: Binding, node: Tensor, emit: Emit) -> Lowered:
     attributes = node.attributes
     assert isinstance(attributes, Attend)
     plan = at.plan
-    workspaces = plan.traits.workers * plan.workspace_bytes
     values = {
         "q": at.address(q),
         "state": at.address(appended),
@@ -240,7 +239,7 @@ def _attend(at: Binding, node: Tensor, emit: Emit) -> Lowered:
         "scale": float_word(attributes.scale),
         "window": attributes.window or 0,
         "softcap": float_word(attributes.softcap or 0.0),
-        "partials": at.buffers.scratch.address + plan.scratch.size_bytes + workspaces,
+        "partials": at.buffers.scratch.address + plan.segments_offset,
         "partials_bytes": plan.segments_bytes,
     }
     spec = KernelSpec.of(

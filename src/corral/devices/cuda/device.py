@@ -113,7 +113,7 @@ class CudaDevice(Closing):
 
     def _own(self, size: int, lifetime: Lifetime) -> Owned:
         driver = self._driver
-        if lifetime is Lifetime.STAGING:
+        if lifetime in (Lifetime.STAGING, Lifetime.RECORDS):
             return self.context.own(
                 "pinned memory", lambda: driver.allocate_host(size), driver.free_host
             )
