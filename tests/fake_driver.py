@@ -22,6 +22,7 @@ STATUS = {
     "invalid context": (201, "CUDA_ERROR_INVALID_CONTEXT"),
     "destroyed": (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
     "no device": (100, "CUDA_ERROR_NO_DEVICE"),
+    "contained": (226, "CUDA_ERROR_CONTAINED"),
     "illegal address": (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
 }
 

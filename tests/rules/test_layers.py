@@ -8,7 +8,7 @@
 3  memory | sampling
 2  gguf | tensor | kv | hub
 1  quant | contract | text
-0  errors, log, config, paths
+0  errors, log, config, paths, interrupts
 """
 
 from graphlib import CycleError, TopologicalSorter
@@ -17,7 +17,7 @@ import pytest
 
 from source_tree import imports, module_names, modules
 
-GROUND = {"errors", "log", "config", "paths"}
+GROUND = {"errors", "log", "config", "paths", "interrupts"}
 """What everybody above may import."""
 
 _BELOW_ENGINE = {
@@ -27,6 +27,7 @@ _BELOW_ENGINE = {
 
 MAY_IMPORT = {
     "errors": set(),
+    "interrupts": set(),
     "config": {"errors"},
     "log": {"errors", "config"},
     "paths": {"errors", "config"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from corral.cli import arguments as options
 from corral.cli.arguments import Parser, listed, real, size_bytes, whole
 from corral.cli.loading import blamed
-from corral.cli.output import print_columns, print_json, say
+from corral.cli.output import note, print_columns, print_json, say
 from corral.cli.progress import ProgressDisplay
 from corral.memory.ledger import format_bytes
 
@@ -55,7 +55,17 @@ def execute(given: Sequence[str]) -> int:
         print_json(_as_json(path.name, plan))
     else:
         _print_text(path.name, plan)
+    _note_what_is_missing(plan)
     return 0
+
+
+def _note_what_is_missing(plan: "PlanReport") -> None:
+    """Say what has to be installed before the model runs where it was planned."""
+    from corral.devices.listing import NO_BINDINGS, has_bindings
+
+    is_cuda = any("cuda:" in name or "-" in name for name in plan.device.split(","))
+    if is_cuda and not has_bindings():
+        note(NO_BINDINGS)
 
 
 def _parser() -> Parser:

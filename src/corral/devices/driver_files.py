@@ -4,6 +4,7 @@ Containers often have the driver without its management library. These files tel
 are, not what memory they have.
 """
 
+import re
 from pathlib import Path
 
 from corral.devices.nvml import Gpu
@@ -16,6 +17,15 @@ def gpus_in_files(root: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Gpu, .
     except OSError:
         return ()
     return tuple(gpu for folder in folders if (gpu := _gpu(folder / "information")))
+
+
+def driver_version_in_files(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Return the driver's version as NVML would tell it; None if there is no such file."""
+    try:
+        found = re.search(r"\b[0-9]{3,}(\.[0-9]+)+\b", path.read_text("utf-8", "replace"))
+    except OSError:
+        return None
+    return found[0] if found else None
 
 
 def _gpu(path: Path) -> Gpu | None:

@@ -101,7 +101,7 @@ def machine_listing() -> Listing:
     """Read this machine's devices."""
     now = settings()
     listing = list_devices(machine_sources(), visible=now.cuda_visible, order=now.cuda_order)
-    if len(listing.devices) == 1 or _has_bindings():
+    if len(listing.devices) == 1 or has_bindings():
         return listing
     return replace(listing, notes=(*listing.notes, NO_BINDINGS))
 
@@ -149,7 +149,8 @@ def machine_probe() -> Probe:
 
 
 @functools.cache
-def _has_bindings() -> bool:
+def has_bindings() -> bool:
+    """Say whether what corral needs to use CUDA devices is installed; loads none of it."""
     try:
         return importlib.util.find_spec("cuda.bindings") is not None
     except ModuleNotFoundError:

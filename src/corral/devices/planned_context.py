@@ -1,6 +1,7 @@
 """What to plan for the context of a card: as measured once, else assumed. Starts no driver here."""
 
 from corral.devices.context_cost import ContextCost, ContextCosts, Measurer
+from corral.devices.driver_files import driver_version_in_files
 from corral.devices.nvml import Gpu, MigSlice, Nvml, NvmlFailure
 
 
@@ -27,6 +28,6 @@ def planned_context(
 
 def _driver_version(nvml: Nvml | None) -> str | None:
     try:
-        return nvml.driver_version() if nvml else None
+        return nvml.driver_version() if nvml else driver_version_in_files()
     except NvmlFailure:
-        return None
+        return driver_version_in_files()

@@ -18,6 +18,7 @@ from corral.devices.probe import ProbeFailure, ProbeReading
 from corral.errors import CorralError
 
 UNKNOWN = "unknown"
+DRIVER = "driver"
 _UNIFIED = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra)\b")
 """In the names of devices whose memory is the host's."""
 UPPER_BOUND = (
@@ -57,6 +58,8 @@ class DeviceReading:
     """Why something is unknown or uncertain, and what to do."""
     foreign_source: str = UNKNOWN
     """Who told what others hold."""
+    is_on_host: bool = False
+    """Whether its memory is the host's, which others may count as theirs."""
     margin_bytes: int = 0
     """How much of `free_bytes` may not be there, for what stands between."""
     processes: tuple[ProcessUse, ...] = ()
@@ -136,6 +139,7 @@ def read_host_as(name: str, title: str, host: HostReading) -> DeviceReading:
         host.foreign_bytes,
         host.source,
         foreign_source=UNKNOWN if host.foreign_bytes is None else host.source,
+        is_on_host=True,
     )
 
 
@@ -210,7 +214,7 @@ def _of_driver(attempt: _Attempt) -> DeviceReading | None:
         return None
     free, total = told
     note = "; ".join(attempt.why)
-    return replace(attempt.unknown, total_bytes=total, free_bytes=free, source="driver", note=note)
+    return replace(attempt.unknown, total_bytes=total, free_bytes=free, source=DRIVER, note=note)
 
 
 def _of_probe(attempt: _Attempt) -> DeviceReading | None:

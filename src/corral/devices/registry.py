@@ -18,9 +18,7 @@ AUTO = "auto"
 """Stands for the best device present."""
 NAMES = ("cpu", "reference", "null")
 """Devices that every machine has."""
-_CUDA = re.compile(
-    r"cuda:(0|[1-9][0-9]{0,2})|(GPU|MIG)-[0-9A-Fa-f-]{1,80}|MIG-GPU-[0-9A-Fa-f-]{1,80}/\d{1,9}/\d{1,9}"
-)
+_CUDA = re.compile(r"cuda:(0|[1-9][0-9]{0,2})|(GPU|MIG)-[0-9A-Fa-f-]{1,80}")
 
 
 def resolve(name: str) -> str:

@@ -56,7 +56,7 @@ class Visible:
         if match := _NAME.fullmatch(name):
             found = self.devices[int(match[1]) :][:1]
         else:
-            found = tuple(d for d in self.devices if _is_named(d, name))
+            found = tuple(d for d in self.devices if is_named(d.uuid, name))
         if len(found) == 1:
             return found[0]
         there = ", ".join(f"cuda:{n} ({d.uuid})" for n, d in enumerate(self.devices)) or "none"
@@ -170,10 +170,11 @@ def _only(found: Sequence[Gpu | MigSlice]) -> Gpu | MigSlice | None:
     return found[0] if len(found) == 1 else None
 
 
-def _is_named(device: Gpu | MigSlice, name: str) -> bool:
+def is_named(uuid: str, name: str) -> bool:
+    """Say whether a name is a device's UUID, or a beginning of it, in either case."""
     beginning = _hex(name)
-    is_begun = bool(beginning) and _hex(device.uuid).startswith(beginning)
-    return device.uuid == name or (is_begun and device.uuid[:4] == name[:4])
+    is_begun = bool(beginning) and _hex(uuid).startswith(beginning)
+    return uuid == name or (is_begun and uuid[:4] == name[:4])
 
 
 def _order_note(cards: Sequence[Gpu], order: str | None) -> str:

@@ -11,6 +11,7 @@ from corral.devices.base import Backend, Device, ModelBuffers, Program, Progress
 from corral.devices.host import bytes_at
 from corral.errors import InvalidModelFile, OutOfMemory
 from corral.gguf import ModelFile
+from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger, LedgerEntry, Reservation
 from corral.memory.lifetime import Lifetime
@@ -36,7 +37,8 @@ class LoadedModel:
 
     def close(self) -> None:
         """Give everything back, in reverse; a second call does nothing."""
-        self.closing.close()
+        with deferred:
+            self.closing.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,11 @@ def load_file(
     """
     with _undone_on_failure() as closing:
         design = design_model(file.metadata, file.tensors, limits, device.traits)
-        backend = device.backend()  # before anything is allocated: a device may have none
-        closing.callback(backend.close)
-        buffers = _allocate(design, file.path.name, device, ledger, closing)
-        closing.callback(backend.close)  # before its buffers; the second call does nothing
+        with deferred:  # nothing is made that nobody owns
+            backend = device.backend()  # before anything is allocated: a device may have none
+            closing.callback(backend.close)
+            buffers = _allocate(design, file.path.name, device, ledger, closing)
+            closing.callback(backend.close)  # before its buffers; the second call does nothing
         # Lowering comes first: it compiles the kernels that reading needs to pack weights, too.
         programs = tuple(
             backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans
@@ -86,7 +89,8 @@ class HeldModel:
 
     def close(self) -> None:
         """Give everything back, in reverse; a second call does nothing."""
-        self.closing.close()
+        with deferred:
+            self.closing.close()
 
 
 def hold_file(
@@ -100,7 +104,8 @@ def hold_file(
     """Put a model on a device without an executor; raises as `load_file` does."""
     with _undone_on_failure() as closing:
         design = design_model(file.metadata, file.tensors, limits, device.traits)
-        buffers = _allocate(design, file.path.name, device, ledger, closing)
+        with deferred:
+            buffers = _allocate(design, file.path.name, device, ledger, closing)
         _fill(file, design, device, ledger, buffers, progress=progress)
         return HeldModel(design, buffers, closing)
 
@@ -112,7 +117,8 @@ def _undone_on_failure() -> Iterator[ExitStack]:
     try:
         yield closing
     except BaseException:
-        closing.close()
+        with deferred:
+            closing.close()
         raise
 
 
@@ -198,14 +204,19 @@ def _loading_buffer(
 ) -> Iterator[Buffer]:
     """Hold the staging through which weights pass, in the ledger too, until they are read."""
     need = {Lifetime.STAGING: design.plan.loading_bytes}
-    with ExitStack() as stack:
-        place = HOST if is_elsewhere(Lifetime.STAGING, device.traits) else device.name
-        reserved = ledger.reserve(f"{owner} (loading)", place, need, free_bytes=None)
-        stack.callback(ledger.release, reserved)
-        staging = device.allocate(need[Lifetime.STAGING], Lifetime.STAGING)
-        stack.callback(staging.close)
-        ledger.commit(reserved, Lifetime.STAGING, staging.size_bytes)
+    place = HOST if is_elsewhere(Lifetime.STAGING, device.traits) else device.name
+    stack = ExitStack()
+    try:
+        with deferred:
+            reserved = ledger.reserve(f"{owner} (loading)", place, need, free_bytes=None)
+            stack.callback(ledger.release, reserved)
+            staging = device.allocate(need[Lifetime.STAGING], Lifetime.STAGING)
+            stack.callback(staging.close)
+            ledger.commit(reserved, Lifetime.STAGING, staging.size_bytes)
         yield staging
+    finally:
+        with deferred:
+            stack.close()
 
 
 def _read_weights(
@@ -231,11 +242,15 @@ def _read_weights(
         finally:
             free.put(into)
 
-    with ThreadPoolExecutor(READERS) as readers:
+    readers = ThreadPoolExecutor(READERS)
+    try:
         for count in readers.map(store, pieces):
             done += count
             if progress is not None:
                 progress("read", done, total)
+    finally:
+        with deferred:  # a second Ctrl-C must not free what a reader still fills
+            readers.shutdown(cancel_futures=True)
 
 
 def _pieces(design: ModelDesign, share: int) -> Iterator[Piece]:

@@ -29,6 +29,7 @@ from corral.engine.runner import Runner
 from corral.errors import Closed, ContextExceeded, TemplateError
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
+from corral.interrupts import deferred
 from corral.memory.ledger import Ledger, format_bytes
 from corral.models.footprint import choose_limits
 from corral.sampling.candidates import Workspace
@@ -124,18 +125,20 @@ class Model:
         threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
         checks.progress(progress)
         watch_growth = checks.flag("watch_growth", watch_growth)
-        registry.resolve(device)
-        # All that can be refused now was: a wrong setting shall not wait for a download.
-        path, ledger = resolve(name, progress=progress), Ledger()
-        with ExitStack() as stack, open_model(path) as file, ThreadPoolExecutor(1) as beside:
-            metadata = file.metadata
-            limits = choose_limits(metadata, context=context, parallel=parallel, kv_type=kv_type)
-            tokenizer = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
+        with ExitStack() as stack:
             on = registry.open(device, threads=threads)
             stack.callback(on.close)
-            loaded = load_file(file, limits, on, ledger, progress=progress)
-            stack.callback(loaded.close)
-            words = tokenizer.result()
+            # What can be refused now was: a wrong setting shall not wait for a download.
+            path, ledger = resolve(name, progress=progress), Ledger()
+            with open_model(path) as file, ThreadPoolExecutor(1) as beside:
+                metadata = file.metadata
+                limits = choose_limits(
+                    metadata, context=context, parallel=parallel, kv_type=kv_type
+                )
+                tokenizer = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
+                loaded = load_file(file, limits, on, ledger, progress=progress)
+                stack.callback(loaded.close)
+                words = tokenizer.result()
             closing = stack.pop_all()
         return cls(
             loaded,
@@ -150,8 +153,9 @@ class Model:
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""
-        self._answers.close()
-        self._closing.close()
+        with deferred:
+            self._answers.close()
+            self._closing.close()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from corral.devices import registry
 from corral.devices.cuda.traits import cuda_traits
 from corral.devices.listing import machine_listing, machine_visible
 from corral.devices.reading import DeviceReading
+from corral.devices.visible import is_named
 from corral.engine import checks
 from corral.errors import DeviceUnavailable, InvalidArgument
 from corral.gguf import ModelFile, open_model
@@ -278,12 +279,17 @@ def _free(names: Sequence[str]) -> list[int]:
     for one, other in combinations(names, 2):
         if found[one] is found[other]:
             raise InvalidArgument(f"devices {one} and {other} are one: a plan needs it once")
+        if found[one].is_on_host and found[other].is_on_host:
+            raise InvalidArgument(
+                f"devices {one} and {other} have one memory, the host's, which counts once: name "
+                "one of them, or say with --memory what each may take"
+            )
     return [reading.usable_bytes for reading in found.values()]
 
 
 def _reading(name: str, readings: Sequence[DeviceReading]) -> DeviceReading:
     wanted = "cpu" if name in registry.NAMES else name
-    found = [r for r in readings if r.name == wanted or (r.uuid or "").startswith(wanted)]
+    found = [r for r in readings if r.name == wanted or (r.uuid and is_named(r.uuid, wanted))]
     if len(found) != 1:
         raise DeviceUnavailable(
             f"there is no {name} here whose memory could be read: to plan for a machine that is "

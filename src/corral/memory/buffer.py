@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from corral.errors import Closed
+from corral.interrupts import deferred
 from corral.memory.lifetime import Lifetime
 
 
@@ -52,6 +53,7 @@ class Buffer:
 
     def close(self) -> None:
         """Give the bytes back; a second call does nothing."""
-        if not self.is_closed:
-            self.is_closed = True  # first: a second thread that closes finds it done
-            self._free(self)
+        with deferred:
+            if not self.is_closed:
+                self.is_closed = True  # first: a second thread that closes finds it done
+                self._free(self)

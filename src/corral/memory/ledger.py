@@ -6,6 +6,7 @@ reserve ──▶ (allocate) ──▶ commit ──▶ release
 Bytes belong to a reservation, not to a name: a model may be loaded twice.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -33,10 +34,14 @@ class Reservation:
 
 
 class Ledger:
-    """Keeps the account of one process; it allocates nothing itself."""
+    """Keeps an account, as of one model or of one process; threads may share it.
+
+    It allocates nothing itself.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Reservation, Lifetime], LedgerEntry] = {}
+        self._lock = threading.Lock()
 
     def reserve(
         self, owner: str, device: str, footprint: Mapping[Lifetime, int], *, free_bytes: int | None
@@ -50,18 +55,20 @@ class Ledger:
             OutOfMemory: if the footprint exceeds what is free; it lists need by lifetime.
         """
         needed = sum(footprint.values())
-        pending = sum(
-            e.planned_bytes - e.allocated_bytes
-            for e in self._entries.values()
-            if e.device == device
-        )
-        if free_bytes is not None and needed > free_bytes - pending:
-            raise OutOfMemory(_refusal(owner, device, footprint, free_bytes - pending))
         reservation = Reservation(owner, device)
-        for lifetime, size in footprint.items():
-            entry = LedgerEntry(owner, device, lifetime, size, 0)
-            self._entries[reservation, lifetime] = entry
+        with self._lock:
+            free = None if free_bytes is None else free_bytes - self._pending(device)
+            if free is not None and needed > free:
+                raise OutOfMemory(_refusal(owner, device, footprint, free))
+            for lifetime, size in footprint.items():
+                entry = LedgerEntry(owner, device, lifetime, size, 0)
+                self._entries[reservation, lifetime] = entry
         return reservation
+
+    def _pending(self, device: str) -> int:
+        """Return the bytes on a device that are reserved and do not exist yet."""
+        mine = (entry for entry in self._entries.values() if entry.device == device)
+        return sum(entry.planned_bytes - entry.allocated_bytes for entry in mine)
 
     def commit(self, reservation: Reservation, lifetime: Lifetime, allocated_bytes: int) -> None:
         """Record that reserved bytes now exist.
@@ -70,28 +77,33 @@ class Ledger:
             LedgerMismatch: if they are not the bytes that were reserved.
         """
         owner, device = reservation.owner, reservation.device
-        entry = self._entries.get((reservation, lifetime))
-        planned = entry.planned_bytes if entry else 0
-        if planned != allocated_bytes:
-            raise LedgerMismatch(
-                f"{owner} allocated {allocated_bytes} bytes of {lifetime.value} on {device}, "
-                f"{planned} were planned"
-            )
-        entry = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
-        self._entries[reservation, lifetime] = entry
+        with self._lock:
+            entry = self._entries.get((reservation, lifetime))
+            planned = entry.planned_bytes if entry else 0
+            if planned != allocated_bytes:
+                raise LedgerMismatch(
+                    f"{owner} allocated {allocated_bytes} bytes of {lifetime.value} on {device}, "
+                    f"{planned} were planned"
+                )
+            entry = LedgerEntry(owner, device, lifetime, planned, allocated_bytes)
+            self._entries[reservation, lifetime] = entry
 
     def hand_over(self, reservation: Reservation, lifetime: Lifetime) -> None:
         """Strike reserved bytes that exist now and belong to the device, not to this owner."""
-        entry = self._entries[reservation, lifetime]
-        self._entries[reservation, lifetime] = replace(entry, planned_bytes=0, allocated_bytes=0)
+        with self._lock:
+            entry = self._entries[reservation, lifetime]
+            struck = replace(entry, planned_bytes=0, allocated_bytes=0)
+            self._entries[reservation, lifetime] = struck
 
     def release(self, reservation: Reservation) -> None:
         """Strike everything of one reservation; a second call does nothing."""
-        self._entries = {k: e for k, e in self._entries.items() if k[0] is not reservation}
+        with self._lock:
+            self._entries = {k: e for k, e in self._entries.items() if k[0] is not reservation}
 
     def statistics(self) -> tuple[LedgerEntry, ...]:
         """Return every entry, in the order in which they were reserved."""
-        return tuple(self._entries.values())
+        with self._lock:
+            return tuple(self._entries.values())
 
 
 def _refusal(owner: str, device: str, footprint: Mapping[Lifetime, int], free: int) -> str:

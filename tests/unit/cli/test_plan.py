@@ -5,6 +5,7 @@ import json
 import pytest
 
 import corral as package
+from corral.devices import listing
 from corral.engine.planning import DevicePlan, PlanReport, PlanRow
 from corral.hub import resolve
 from corral.models.fit import DEFAULT_MARGIN
@@ -139,3 +140,14 @@ def test_pull_prints_the_path(corral, monkeypatch, tmp_path):
     assert corral("pull", "demo").out == f"{path}\n"
     value = json.loads(corral("pull", "demo", "--json").out)
     assert value == {"name": "demo", "path": str(path), "size_bytes": 5}
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_what_would_be_needed_there_is_said(corral, planned, monkeypatch, is_installed):
+    """One line where the plan names cards and the means to use them are not installed."""
+    monkeypatch.setattr(listing, "has_bindings", lambda: is_installed)
+    assert "adds what corral needs" not in corral("plan", "m").err
+    planned[1][:] = CARDS
+    told = corral("plan", "m", "--device", "cuda:0,cuda:1").err
+    assert ("pip install 'corral[cuda]' adds what corral needs" in told) is not is_installed
+    assert told.count("\n") == 1 - is_installed

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from corral.devices.control_group import GroupMemory
-from corral.devices.driver_files import gpus_in_files
+from corral.devices.driver_files import driver_version_in_files, gpus_in_files
 from corral.devices.host_reading import HostReading, read_host
 
 MEMINFO = """\
@@ -109,3 +109,16 @@ def test_the_drivers_files_list_its_cards(tmp_path):
         ("GPU-b", "NVIDIA H200"),
     ]
     assert gpus_in_files(tmp_path / "none") == ()
+
+
+def test_the_drivers_file_tells_its_version(tmp_path):
+    """As NVML would, so that what was measured under it is found again."""
+    path = tmp_path / "version"
+    assert driver_version_in_files(path) is None
+    path.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
+        "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+    )
+    assert driver_version_in_files(path) == "580.159.04"
+    path.write_text("nothing of use")
+    assert driver_version_in_files(path) is None

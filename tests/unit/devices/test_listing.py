@@ -116,11 +116,11 @@ def test_linux_in_windows_is_known_by_its_kernel(tmp_path, version, expected):
 
 def test_the_bindings_are_missed_only_where_there_are_cards(monkeypatch):
     """With cards and without cuda.bindings, a line says how to get them."""
-    monkeypatch.setattr(module, "_has_bindings", lambda: False)
+    monkeypatch.setattr(module, "has_bindings", lambda: False)
     monkeypatch.setattr(module, "machine_sources", lambda: sources(FakeNvml(gpu(0))))
     monkeypatch.setattr(module, "settings", lambda: _Unset)
     assert "pip install 'corral[cuda]'" in module.machine_listing().notes[-1]
-    monkeypatch.setattr(module, "_has_bindings", lambda: True)
+    monkeypatch.setattr(module, "has_bindings", lambda: True)
     assert module.machine_listing().notes == ()
     assert module.machine_visible().devices == (gpu(0),)
 

@@ -46,12 +46,12 @@ def machine(monkeypatch):
         count.append(1)
         return Listing(tuple(devices.values()))
 
-    def add(name, free, *, uuid=None, note="", margin=0):
+    def add(name, free, *, uuid=None, note="", margin=0, is_on_host=False):
         told = (name, uuid, "a card", 48 * GIB, free, None, None, "NVML", note)
-        devices[name] = DeviceReading(*told, margin_bytes=margin)
+        devices[name] = DeviceReading(*told, margin_bytes=margin, is_on_host=is_on_host)
 
     monkeypatch.setattr(planning, "machine_listing", listing)
-    add("cpu", 64 * GIB)
+    add("cpu", 64 * GIB, is_on_host=True)
     return add, count
 
 
@@ -76,13 +76,13 @@ def test_one_device_is_planned_as_ever(path, device):
 
 
 def test_a_card_that_is_elsewhere_is_planned(large):
-    """No card, no driver: weights, state, scratch, records and context there, staging here."""
+    """No card, no driver: weights, state, scratch and context there, the rest here."""
     report = plan(large, device="cuda:7", context=8192)
     card = bytes_of(report, "cuda:7")
-    assert set(card) == {"weights", "state", "scratch", "records", "context"}
+    assert set(card) == {"weights", "state", "scratch", "context"}
     assert card["context"] == DEFAULT_CONTEXT_BYTES
     assert all(size % (2 << 20) == 0 for size in card.values())
-    assert set(bytes_of(report, "host")) == {"staging"}
+    assert set(bytes_of(report, "host")) == {"staging", "records"}
     assert not report.devices[0].context_is_measured
     assert report.device == "cuda:7"
 
@@ -178,6 +178,23 @@ def test_one_device_by_two_names(large, machine):
     add("cuda:0", 40 * GIB, uuid=UUID)
     with pytest.raises(InvalidArgument, match="devices cuda:0 and GPU-6f85 are one"):
         plan(large, device=("cuda:0", "GPU-6f85"), fit=True)
+
+
+def test_memory_of_the_host_counts_once(large, machine):
+    """A card that computes in the host's memory and the CPU have the same bytes."""
+    add, _ = machine
+    add("cuda:0", 64 * GIB, uuid=UUID, is_on_host=True)
+    with pytest.raises(InvalidArgument, match="have one memory, the host's"):
+        plan(large, device=("cuda:0", "cpu"), fit=True)
+    plan(large, device=("cuda:0", "cpu"), fit=True, memory=[40 * GIB, 24 * GIB])
+
+
+@pytest.mark.parametrize("name", ["GPU-6F85", "GPU-6f85ab3c0000", UUID])
+def test_names_are_read_alike_everywhere(large, machine, name):
+    """Capitals and missing dashes stand for the same card when it is fitted."""
+    add, _ = machine
+    add("cuda:0", 46 * GIB, uuid=UUID)
+    assert plan(large, device=name, fit=True, margin=0).device == name
 
 
 def test_one_device_by_two_names_without_a_fit(large, monkeypatch):

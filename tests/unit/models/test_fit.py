@@ -215,14 +215,15 @@ def test_fitting_again_gives_the_same():
     assert len(contexts) == 1
 
 
-def test_staging_is_on_the_host():
-    """A device with memory of its own pays no staging; the CPU, if it takes part, does."""
+def test_staging_and_records_are_on_the_host():
+    """A device with memory of its own pays neither; the CPU, if it takes part, does."""
     rooms = (Room("cuda:0", CUDA, 24 * GIB), Room("cpu", CPU_TRAITS, 64 * GIB))
     proposal = fit_model(*LLAMA_70B.header, rooms, Wish(context=8192, shares=(1.0, 2.0)))
     first, second = proposal.design.footprints()
     taken = needs((first, second), rooms)
-    assert taken[0] == sum(first.values()) - first[Lifetime.STAGING]
-    assert taken[1] == sum(second.values()) + first[Lifetime.STAGING]
+    on_host = first[Lifetime.STAGING] + first[Lifetime.RECORDS]
+    assert taken[0] == sum(first.values()) - on_host
+    assert taken[1] == sum(second.values()) + on_host
 
 
 def test_a_refusal_has_its_numbers():

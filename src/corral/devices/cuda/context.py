@@ -14,8 +14,8 @@ thread may create one. Nothing computes, copies or waits for a device under the 
 A context that ever ran work is kept: releasing it then does not give everything back on every
 driver, and the end of the process does. Nothing here ever resets a device.
 
-A call of the driver that fails or is interrupted leaves neither a user of the context nor memory
-nor a context pushed: what is begun is ended all the same, and then the failure goes on its way.
+A call of the driver that fails leaves neither a user of the context nor memory nor a context
+pushed; an interrupt waits until what was begun is whole or gone (`interrupts.py`).
 """
 
 import logging
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from corral.devices.cuda.driver import DeviceFacts, Driver
 from corral.errors import Closed, CorralError, StaleContext
+from corral.interrupts import deferred
 
 _log = logging.getLogger(__name__)
 
@@ -120,8 +121,9 @@ class DeviceContext:
                 is_pushed = True
             yield handle
         finally:
-            if is_pushed:
-                self._pop()
+            with deferred:
+                if is_pushed:
+                    self._driver.pop()
 
     def keep(self) -> None:
         """Say that work is about to be launched: from now on the context stays.
@@ -176,7 +178,7 @@ class DeviceContext:
                 yield
             finally:
                 if is_pushed:
-                    self._pop()
+                    self._driver.pop()
 
     @contextmanager
     def _pinned(self) -> Iterator[None]:
@@ -188,10 +190,6 @@ class DeviceContext:
             finally:
                 self._inside_count -= 1
                 self._end_if_unused()
-
-    def _pop(self) -> None:
-        """Give this thread back the context it had, although it be interrupted."""
-        _surely(self._driver.pop)
 
     def _begin(self) -> None:
         if self._handle is not None:
@@ -228,56 +226,35 @@ class DeviceContext:
         self._owned.clear()
         if not is_active:
             try:
-                _surely(lambda: self._driver.primary_release(self.facts.ordinal))
+                self._driver.primary_release(self.facts.ordinal)
             except CorralError as error:  # released too often: there is no user to take off
                 _log.info("no user of %s was left to take off: %s", self.facts.uuid, error)
 
     def _end_if_unused(self) -> None:
         if self._handle is None or self._owned or self._inside_count or self._is_kept:
             return
-        is_ended = True
         try:
-            _surely(lambda: self._driver.primary_release(self.facts.ordinal))
+            self._driver.primary_release(self.facts.ordinal)
         except StaleContext:
+            self._handle = None
             raise
-        except CorralError:  # refused: it is there as before, and the next end tries again
-            is_ended = False
-            raise
-        finally:
-            if is_ended:
-                self._handle = None
+        self._handle = None  # if the driver refuses otherwise, the next end tries again
 
     def _is_alive(self, owned: "Owned") -> bool:
         return owned in self._owned
 
     def _destroy(self, owned: "Owned", destroy: Callable[[], None]) -> None:
-        """End something, unless its context ended before; it may be called again if interrupted."""
+        """End something, unless its context ended before."""
         if self._is_kept:
             with self.current():
                 self._driver.synchronize()  # before the lock is taken: nobody waits under it
         with self._lock:
-            if not self._is_alive(owned):
-                return
-            try:
+            if self._is_alive(owned):
                 with self._inside():
-                    destroy()
-                    self._owned.discard(owned)
-            except CorralError:  # the driver would not: the end of the context takes it along
-                self._owned.discard(owned)
-                self._end_if_unused()
-                raise
-
-
-def _surely(call: Callable[[], None]) -> None:
-    """Make a call of the driver; if it is interrupted before it is made, make it and go on."""
-    try:
-        call()
-    except CorralError:
-        raise
-    except BaseException:
-        with suppress(CorralError):
-            call()
-        raise
+                    try:
+                        destroy()
+                    finally:  # if the driver would not, the end of the context takes it along
+                        self._owned.discard(owned)
 
 
 class Owned:
@@ -324,15 +301,17 @@ class Owned:
             )
 
     def close(self) -> None:
-        """End it; a second call does nothing. Faults of the device are logged, not raised.
+        """End it; a second call does nothing, unless the driver did not let the first begin.
+
+        Faults of the device are logged, not raised.
 
         In a forked child it does nothing: what it stands for is the parent's.
         """
-        if self.is_closed or os.getpid() != self._pid:
-            return
-        try:
-            _surely(lambda: self._context._destroy(self, lambda: self._destroy(self._handle)))
-        except CorralError as error:
-            _log.warning("%s could not be ended: %s", self.kind, error)
-        finally:
-            self.is_closed = True
+        with deferred:
+            if self.is_closed or os.getpid() != self._pid:
+                return
+            try:
+                self._context._destroy(self, lambda: self._destroy(self._handle))
+            except CorralError as error:
+                _log.warning("%s could not be ended: %s", self.kind, error)
+            self.is_closed = not self._context._is_alive(self)

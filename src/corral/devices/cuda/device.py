@@ -18,7 +18,8 @@ from corral.devices.cuda.context import DeviceContext, Owned
 from corral.devices.cuda.driver import Driver
 from corral.devices.cuda.life_lock import LifeLock
 from corral.devices.packing import pack_rows
-from corral.errors import DeviceUnavailable, OutOfMemory
+from corral.errors import CorralError, DeviceUnavailable, OutOfMemory
+from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import format_bytes
 from corral.memory.lifetime import Lifetime
@@ -60,7 +61,11 @@ class CudaDevice(Closing):
     @property
     def context_bytes(self) -> int:
         """What the device's context takes if there is one in this process, whoever made it."""
-        return self.traits.context_bytes if self.context.is_active() else 0
+        try:
+            is_active = self.context.is_active()
+        except CorralError:  # a device at fault keeps its context until the process ends
+            is_active = True
+        return self.traits.context_bytes if is_active else 0
 
     def memory(self) -> MemoryReading:
         """Read how much memory the device has; leaves nothing behind."""
@@ -89,27 +94,20 @@ class CudaDevice(Closing):
         """
         self._require_open()
         size = align(max(size_bytes, 1), self.traits.granularity)
-        try:
-            owned = self._own(size, lifetime)
-        except OutOfMemory as error:
-            raise OutOfMemory(
-                f"{lifetime.value} needs {format_bytes(size)} on {self.name}: {error}"
-            ) from error
-        try:
+        with deferred:
+            try:
+                owned = self._own(size, lifetime)
+            except OutOfMemory as error:
+                raise OutOfMemory(
+                    f"{lifetime.value} needs {format_bytes(size)} on {self.name}: {error}"
+                ) from error
+            alive = owned.require_alive
             buffer = Buffer(
-                self.name,
-                lifetime,
-                size,
-                owned.handle,
-                self._free,
-                _require_alive=owned.require_alive,
+                self.name, lifetime, size, owned.handle, self._free, _require_alive=alive
             )
             with self._lock:
                 self._buffers[buffer] = owned
-        except BaseException:  # interrupted: nobody could close it
-            owned.close()
-            raise
-        return buffer
+            return buffer
 
     def _own(self, size: int, lifetime: Lifetime) -> Owned:
         driver = self._driver
@@ -128,10 +126,13 @@ class CudaDevice(Closing):
         return owned
 
     def _free(self, buffer: Buffer) -> None:
-        with self._lock:
-            owned = self._buffers.pop(buffer, None)
-        if owned is not None:
-            owned.close()
+        if self._lock.is_foreign:  # a forked child: the bytes are the parent's
+            return
+        owned = self._buffers[buffer]
+        owned.close()
+        if owned.is_closed:
+            with self._lock:
+                self._buffers.pop(buffer, None)
 
     def _owned(self, buffer: Buffer) -> Owned:
         """Return what a buffer is to the driver; raises as its `address` does."""
@@ -180,7 +181,7 @@ class CudaDevice(Closing):
         )
 
     def _release(self) -> None:
-        if self.allocated_bytes:
+        if not self._lock.is_foreign and self.allocated_bytes:
             warnings.warn(
                 f"{self.name} was closed before {self.allocated_bytes} bytes of its buffers",
                 ResourceWarning,

@@ -39,6 +39,7 @@ _STALE = {
 _STICKY = {
     214: "its memory has an error that could not be corrected",
     220: "its link to another device failed",
+    226: "its link is contained after an error",
     700: "a kernel used an illegal address",
     702: "a kernel ran for too long",
     710: "an assertion in a kernel failed",
@@ -48,7 +49,8 @@ _STICKY = {
     717: "a kernel used an address of the wrong space",
     718: "a kernel left its code",
     719: "a kernel failed to run",
-    721: "its link is contained after an error",
+    721: "a kernel left its tensor memory taken",
+    911: "a device that it works with failed",
     999: "of a kind the driver does not know",
 }
 """Faults that outlive the call that reports them."""

@@ -9,14 +9,20 @@ import threading
 from types import TracebackType
 
 from corral.errors import DeviceUnavailable
+from corral.interrupts import deferred
 
 
 class LifeLock:
-    """A re-entrant lock of the process that made it."""
+    """A re-entrant lock of the process that made it; within, interrupts wait."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._pid = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a child of the lock's, forked from it."""
+        return os.getpid() != self._pid
 
     def __enter__(self) -> None:
         """Wait for the lock.
@@ -24,11 +30,12 @@ class LifeLock:
         Raises:
             DeviceUnavailable: in a forked child.
         """
-        if os.getpid() != self._pid:
+        if self.is_foreign:
             raise DeviceUnavailable(
                 "this process was forked from one that uses CUDA, which CUDA does not survive: "
                 "start processes with the 'spawn' method"
             )
+        deferred.__enter__()
         self._lock.acquire()
 
     def __exit__(
@@ -38,3 +45,4 @@ class LifeLock:
         trace: TracebackType | None,
     ) -> None:
         self._lock.release()
+        deferred.__exit__(kind, error, trace)

@@ -21,7 +21,7 @@ from corral.devices.listing import (
 )
 from corral.devices.nvml import Gpu, MigSlice
 from corral.devices.planned_context import planned_context
-from corral.devices.reading import Sources, read_device
+from corral.devices.reading import DRIVER, DeviceReading, Sources, read_device
 from corral.devices.visible import Visible
 
 
@@ -35,7 +35,7 @@ def open_cuda(name: str) -> CudaDevice:
     return device_of(
         name,
         contexts,
-        lambda: replace(machine_sources(), in_process=contexts.read),
+        machine_sources,
         cost=lambda card: planned_context(
             card, machine_nvml(), machine_costs(), probe=machine_probe()
         ),
@@ -63,20 +63,29 @@ def device_of(
     asked = name if cards else name.replace("MIG-", "GPU-", 1)
     card = Visible(tuple(seen)).named(asked)
     number = seen.index(card)
-    own_name = f"cuda:{number}"
-    return CudaDevice(
-        own_name,
-        tuple(contexts)[number],
-        contexts.driver,
-        cuda_traits(cost(card).size_bytes),
-        read=lambda: _reading(own_name, card, sources()),
-    )
+    own_name, context = f"cuda:{number}", tuple(contexts)[number]
+    traits = cuda_traits(cost(card).size_bytes)
+
+    def read() -> MemoryReading:
+        begun = 0
+
+        def in_process(uuid: str) -> tuple[int, int] | None:
+            nonlocal begun
+            begun = 0 if context.is_active() else traits.context_bytes
+            return contexts.read(uuid)
+
+        told = read_device(own_name, card, replace(sources(), in_process=in_process))
+        return _as_plans_count(told, begun if told.source == DRIVER else 0)
+
+    return CudaDevice(own_name, context, contexts.driver, traits, read=read)
 
 
 def _digits(uuid: str) -> str:
     return uuid[4:]
 
 
-def _reading(name: str, card: Gpu | MigSlice, sources: Sources) -> MemoryReading:
-    told = read_device(name, card, sources)
-    return MemoryReading(told.total_bytes or 0, told.free_bytes, told.source)
+def _as_plans_count(told: DeviceReading, begun: int) -> MemoryReading:
+    """Return a reading less its margin, and with the context that was begun for it given back."""
+    total, free = told.total_bytes or 0, told.free_bytes
+    usable = None if free is None else min(total, told.usable_bytes + begun)
+    return MemoryReading(total, usable, told.source)

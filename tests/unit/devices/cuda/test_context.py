@@ -3,9 +3,7 @@
 import os
 import signal
 import threading
-import time
-import warnings
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import pytest
 
@@ -21,6 +19,7 @@ from corral.errors import (
     StaleContext,
 )
 from fake_driver import CONTEXT_BYTES, MIB, TOTAL_BYTES, FakeDriver, uuid_of
+from forked import in_child
 
 
 @pytest.fixture
@@ -286,32 +285,30 @@ def test_a_reading_that_fails_is_unknown(driver, call):
     assert contexts.read(uuid_of(0)) == (TOTAL_BYTES - CONTEXT_BYTES, TOTAL_BYTES)
 
 
-def use(context, driver):
+def use(context, driver, made):
     """Read, create, read, copy, close: every way into a context."""
     context.read()
-    with closing(memory(context, driver)) as owned:
-        context.read()
-        with context.current(owned):
-            driver.fill(owned.handle, MIB)
+    made.append(memory(context, driver))
+    context.read()
+    with context.current(made[-1]):
+        driver.fill(made[-1].handle, MIB)
+    made[-1].close()
 
 
-def launch(context, driver):
+def launch(context, driver, made):
     """Work, so that the context is kept."""
-    with closing(memory(context, driver)):
-        context.keep()
+    made.append(memory(context, driver))
+    context.keep()
+    made[-1].close()
 
 
 @pytest.mark.parametrize(("deed", "kept"), [(use, 0), (launch, 1)])
 @pytest.mark.parametrize("kind", ["interrupt", "out of memory"])
 def test_any_call_may_be_interrupted_or_fail(deed, kept, kind):
-    """Whichever call of the driver does not come about: no user, no byte, no context pushed.
-
-    What the driver itself refuses to end is the exception, and ends with the next use.
-    """
-    calls = 0
-    number = 0
+    """Whichever call of the driver it hits: closing again leaves no user, no byte, no context."""
+    calls = number = 0
     while number <= calls:
-        driver = FakeDriver()
+        driver, made = FakeDriver(), []
         context = next(iter(Contexts(driver)))
         start = len(driver.calls)
 
@@ -319,26 +316,47 @@ def test_any_call_may_be_interrupted_or_fail(deed, kept, kind):
             if len(driver.calls) >= at:
                 driver.before = lambda call: None
                 if kind == "interrupt":
-                    raise KeyboardInterrupt
-                driver.failures[call] = [kind]
+                    signal.raise_signal(signal.SIGINT)
+                else:
+                    driver.failures[call] = [kind]
 
         if number:
             driver.before = before
         with suppress(KeyboardInterrupt, OutOfMemory):
-            deed(context, driver)
+            deed(context, driver, made)
         calls = calls or len(driver.calls) - start
-        if kind != "interrupt":  # what the driver refused to end ends with the next use
-            driver.before = lambda call: None
-            driver.failures.clear()
-            deed(context, driver)
+        driver.before = lambda call: None
+        driver.failures.clear()
+        for owned in made:
+            owned.close()
+        if kind != "interrupt":  # a context that could not be released is, after its next use
+            memory(context, driver).close()
         is_left = context.statistics().is_kept
         assert driver.users == [int(is_left)], number
+        assert sum(driver.memory_of[0].values()) == 0 or kind != "interrupt"
+        assert driver._stack() == [] or kind != "interrupt"
         assert is_left <= kept
-        if kind == "interrupt":
-            assert sum(driver.memory_of[0].values()) == 0
-            assert driver._stack() == []
         number += 1
     assert calls > 8
+
+
+def test_an_interrupt_takes_nobody_elses_user(driver, context):
+    """A call that took effect is not repeated: another library's context lives on."""
+    theirs = driver.primary_retain(0)
+    driver.push(theirs)
+    address = driver.allocate(MIB)
+    owned = memory(context, driver)
+    release = driver.primary_release
+
+    def interrupted(ordinal):
+        release(ordinal)
+        signal.raise_signal(signal.SIGINT)
+
+    driver.primary_release = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        owned.close()
+    assert (driver.users, address in driver.memory_of[0]) == ([1, 0], True)
+    assert owned.is_closed
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -356,7 +374,7 @@ def test_a_forked_child_is_refused_and_does_not_wait(driver, context):
     thread.start()
     held.wait()
     try:
-        code = _in_child(lambda: _is_refused(context) and owned.close() is None)
+        code = in_child(lambda: owned.close() is None and _is_refused(context))
     finally:
         done.set()
         thread.join()
@@ -372,27 +390,6 @@ def _is_refused(context):
     return True
 
 
-def _in_child(check):
-    """Return the exit status of a forked child that checks something; it gets ten seconds."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads beside a fork: the point
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if check() else 2
-        finally:
-            os._exit(status)
-    for _ in range(1000):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
@@ -401,6 +398,7 @@ def _in_child(check):
         ("destroyed", StaleContext),
         ("no device", DeviceUnavailable),
         ("illegal address", DeviceFault),
+        ("contained", DeviceFault),
     ],
 )
 def test_statuses_become_errors(driver, context, kind, error):
