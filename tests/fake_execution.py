@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from corral.devices.cuda.driver_execution import DeviceLimits, Fields, Geometry, Launch
+from corral.devices.cuda.driver_execution import DeviceLimits, Fields, Geometry, PreparedLaunch
 
 FREE_SHARED_BYTES = 48 << 10
 MOST_SHARED_BYTES = 227 << 10
@@ -129,7 +129,9 @@ class FakeExecution:
             raise self._failure("allow_shared", "invalid value")
         found.allowed_bytes = max(found.allowed_bytes, size_bytes)
 
-    def prepare(self, function: int, geometry: Geometry, fields: Fields, stream: int) -> Launch:
+    def prepare(
+        self, function: int, geometry: Geometry, fields: Fields, stream: int
+    ) -> PreparedLaunch:
         self._enter("prepare")
         found = self._function("prepare", function)
         for wrong, what in (

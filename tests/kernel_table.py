@@ -1,9 +1,8 @@
 """Every CUDA kernel that the tests compile, and what it may take; one line makes one more."""
 
-import re
 from dataclasses import dataclass
 
-from corral.devices.cuda.compile import Instance
+from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KERNELS
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
@@ -22,7 +21,7 @@ class Row:
     spill_bytes: int = 0
 
 
-TABLE = (Row(Instance.of("select_rows"), registers=40),)
+TABLE = (Row(Instance.of("select_rows", "select_rows"), registers=40),)
 
 
 def rows(is_complete=False):
@@ -32,15 +31,6 @@ def rows(is_complete=False):
     for number, row in enumerate(TABLE):
         for arch in ARCHITECTURES if is_complete else (*ALWAYS, rest[number % len(rest)]):
             yield row, arch
-
-
-_STRUCT = re.compile(r"struct (\w*Fields) \{(.*?)\n\};", re.DOTALL)
-_MEMBER = re.compile(r"^\s*(?:const )?(\w+(?:\*| ))\s*(?:const )?(\w+);", re.MULTILINE)
-
-
-def fields(source):
-    """Return the members of each struct of fields in a source: name → (type, name)s in order."""
-    return {name: tuple(_MEMBER.findall(body)) for name, body in _STRUCT.findall(source)}
 
 
 def source_names():

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from corral.devices.base import Progress
 from corral.devices.cpu.traits import usable_processors
+from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KernelSources
 from corral.devices.cuda.nvrtc import OPTIONS, Compiled, Nvrtc, Unit
 from corral.devices.cuda.toolchain import Toolchain, machine_toolchain
@@ -49,31 +50,6 @@ def architecture(capability: tuple[int, int]) -> str:
         )
     # Hopper's warpgroup instructions are there for sm_90a only, which no other device runs.
     return f"sm_{major}{minor}{'a' if capability == (9, 0) else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One kernel with its template arguments, as C++ writes them."""
-
-    source: str
-    """The file below kernels, without .cu."""
-    kernel: str
-    arguments: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, kernel: str, *arguments: int | bool | str, source: str = "") -> "Instance":
-        """Return an instance of a kernel; its file is called like it unless `source` is given."""
-        return cls(source or kernel, kernel, tuple(_cpp(argument) for argument in arguments))
-
-    @property
-    def expression(self) -> str:
-        """The kernel's full name in C++."""
-        arguments = f"<{', '.join(self.arguments)}>" if self.arguments else ""
-        return f"corral::{self.kernel}{arguments}"
-
-
-def _cpp(argument: int | bool | str) -> str:
-    return str(argument).lower() if isinstance(argument, bool) else str(argument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +125,8 @@ class Compiler:
 
     def key(self, instance: Instance, arch: str, toolchain: Toolchain) -> str:
         """Return the name under which a cubin is kept; it changes whenever the code could."""
-        parts = (_FORMAT, toolchain.identity, arch, *OPTIONS, self._sources.digest(instance.source))
-        return hashlib.sha256("\n".join((*parts, instance.expression)).encode()).hexdigest()
+        parts = (_FORMAT, toolchain.identity, arch, *OPTIONS, self._sources.digest(instance.stem))
+        return hashlib.sha256("\n".join((*parts, instance.name)).encode()).hexdigest()
 
     def _kept(self, key: str) -> Cubin | None:
         content = self._cache.load(key) if self._cache else None
@@ -192,8 +168,8 @@ class Compiler:
             pool.shutdown(cancel_futures=True)  # after an error, nothing new is begun
 
     def _unit(self, instance: Instance, arch: str) -> Unit:
-        source = self._sources.source(instance.source)
-        return Unit(instance.source, source, self._sources.headers, instance.expression, arch)
+        source = self._sources.source(instance.stem)
+        return Unit(instance.stem, source, self._sources.headers, instance.name, arch)
 
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")

@@ -16,7 +16,7 @@ from corral.devices.cuda.driver_calls import LibraryCalls
 from corral.devices.cuda.driver_errors import failure
 from corral.errors import InternalError
 
-Launch = Callable[[], None]
+PreparedLaunch = Callable[[], None]
 """A kernel ready to be launched: called, it puts one evaluation of it into its stream."""
 
 
@@ -80,7 +80,9 @@ class ExecutionDriver(Protocol):
         """Let a kernel be launched with so much dynamic shared memory."""
         ...
 
-    def prepare(self, function: int, geometry: Geometry, fields: Fields, stream: int) -> Launch:
+    def prepare(
+        self, function: int, geometry: Geometry, fields: Fields, stream: int
+    ) -> PreparedLaunch:
         """Return a launch of a kernel, to be repeated at will; refuses fields of another size."""
         ...
 
@@ -183,7 +185,9 @@ class LibraryExecution(LibraryCalls):
         which = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call(self._api.cuFuncSetAttribute, function, which, size_bytes)
 
-    def prepare(self, function: int, geometry: Geometry, fields: Fields, stream: int) -> Launch:
+    def prepare(
+        self, function: int, geometry: Geometry, fields: Fields, stream: int
+    ) -> PreparedLaunch:
         """Prepare a call of `cuLaunchKernelEx`, after one of `cuFuncGetParamInfo`."""
         _offset, size = self._call(self._api.cuFuncGetParamInfo, function, 0)
         if size != fields.size_bytes:

@@ -1,7 +1,8 @@
 """The CUDA sources of kernels, read once: what is compiled is what was digested.
 
     kernels/NAME.cu            kernels; each file is compiled by itself
-    kernels/include/NAME.cuh   what they share, included as "NAME.cuh"
+    kernels/include/NAME.cuh   what they share; kernels include "include/NAME.cuh", and these files
+                               each other by "NAME.cuh", as every C++ compiler finds them
 
 It knows files, not what is in them.
 """
@@ -25,9 +26,14 @@ class KernelSources:
 
     @functools.cached_property
     def headers(self) -> Mapping[str, bytes]:
-        """The shared files by the name that kernels include them by."""
+        """The shared files by the names that they are included by.
+
+        NVRTC looks for no file beside the one that includes it, so those at include/NAME lead on.
+        """
         paths = sorted((self._directory / "include").glob("*.cuh"))
-        return {path.name: path.read_bytes() for path in paths}
+        return {path.name: path.read_bytes() for path in paths} | {
+            f"include/{path.name}": f'#include "{path.name}"\n'.encode() for path in paths
+        }
 
     def source(self, name: str) -> bytes:
         """Return the source of one file of kernels.

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from corral.devices.closing import Closing
-from corral.devices.cuda.compile import Cubin, Instance
+from corral.devices.cuda.compile import Cubin
 from corral.devices.cuda.context import DeviceContext, Owned
 from corral.devices.cuda.driver import Driver
+from corral.devices.cuda.instance import Instance
 
 _ALLOWED_SHARED_BYTES = 48 << 10
 """Shared memory of a block, static and dynamic, that every kernel may have unasked."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from corral.devices.cuda import compile as compile_module
-from corral.devices.cuda.compile import Compiler, Cubin, Instance, Usage, architecture
+from corral.devices.cuda.compile import Compiler, Cubin, Usage, architecture
+from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KernelSources
 from corral.devices.cuda.nvrtc import Compiled, nvrtc_version
 from corral.devices.cuda.toolchain import Toolchain, find_toolchain, machine_toolchain
@@ -18,7 +19,7 @@ from corral.errors import CompileError, DeviceUnavailable, ResourceError
 
 ARCH = "sm_90a"
 NEW = Toolchain("13.5.37")
-ONE, TWO = Instance.of("add", 1), Instance.of("add", 2)
+ONE, TWO = Instance.of("add", "add", 1), Instance.of("add", "add", 2)
 LOG = """add.cu(3): warning #177-D: variable "unused" was declared but never referenced
 
 ptxas info    : 0 bytes gmem
@@ -34,7 +35,8 @@ ptxas info    : Function properties for _helper
 ptxas         .     8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Compile time = 1.094 ms
 """
-SOURCE = """#include "sum.cuh"
+SOURCE = """#include "include/sum.cuh"
+#include "include/number.cuh"
 #include <cuda_bf16.h>
 namespace corral {
 template <int N> __global__ void add(float* x) {
@@ -45,6 +47,11 @@ template <int N> __global__ void add(float* x) {
 }
 }
 """
+HEADERS = {
+    "number.cuh": "template <int N> constexpr float number = N;",
+    "sum.cuh": '#include "number.cuh"\n'
+    "template <int N> float plus(float x) { return x + number<N>; }",
+}
 
 
 class PlayedNvrtc:
@@ -80,8 +87,8 @@ def directory(tmp_path):
     (kernels / "include").mkdir(parents=True)
     (kernels / "add.cu").write_text(SOURCE)
     (kernels / "other.cu").write_text("int x;")
-    sum_header = "template <int N> float plus(float x) { return x + N; }"
-    (kernels / "include" / "sum.cuh").write_text(sum_header)
+    for name, text in HEADERS.items():
+        (kernels / "include" / name).write_text(f"#pragma once\n{text}")
     return kernels
 
 
@@ -203,7 +210,7 @@ def test_keys_change_with_everything_that_decides(directory):
     keys |= {
         key(directory, TWO),
         key(directory, arch="sm_90"),
-        key(directory, Instance.of("other")),
+        key(directory, Instance.of("other", "other")),
     }
     keys |= {key(directory, toolchain=Toolchain("13.5.38"))}
     keys |= {key(directory, toolchain=Toolchain("13.0", Path("/x"), digest)) for digest in "ab"}
@@ -228,10 +235,10 @@ def test_keys_stay_where_only_others_change(directory):
 
 def test_instances_are_named_as_cpp_does():
     """Truth values are lower case; a file may hold several kernels."""
-    instance = Instance.of("combine", 128, True, "Layout::INT4", source="attention")
-    assert instance.expression == "corral::combine<128, true, Layout::INT4>"
-    assert instance.source == "attention"
-    assert Instance.of("copy").expression == "corral::copy"
+    instance = Instance.of("attention", "combine", 128, True, "Layout::INT4")
+    assert instance.name == "corral::combine<128, true, corral::Layout::INT4>"
+    assert instance.stem == "attention"
+    assert Instance.of("copy", "copy").name == "corral::copy"
 
 
 def test_architectures():
@@ -248,9 +255,9 @@ def test_the_first_error_ends_it(tmp_path, directory, played):
         tmp_path / "kept", sources=KernelSources(directory), toolchain=NEW, threads=1
     )
     before = threading.active_count()
-    slow = [Instance.of("slow", n, source="add") for n in range(40)]
+    slow = [Instance.of("add", "slow", n) for n in range(40)]
     with pytest.raises(CompileError):
-        compiler.request([Instance.of("broken", source="add"), *slow], ARCH)
+        compiler.request([Instance.of("add", "broken"), *slow], ARCH)
     assert threading.active_count() == before
     assert len(played) < 40
 
@@ -258,7 +265,7 @@ def test_the_first_error_ends_it(tmp_path, directory, played):
 def test_a_missing_source_is_told(tmp_path, directory, played):
     """With its path."""
     with pytest.raises(CompileError, match=r"nowhere\.cu cannot be read"):
-        compiler_of(tmp_path, directory).request([Instance.of("nowhere")], ARCH)
+        compiler_of(tmp_path, directory).request([Instance.of("nowhere", "add")], ARCH)
 
 
 def test_a_wheel_tells_the_version(tmp_path):
@@ -321,7 +328,7 @@ def test_nvrtc_rejects(tmp_path, directory, real):
     with pytest.raises(CompileError) as caught:
         compiler_of(tmp_path, directory, machine_toolchain()).request([ONE], ARCH)
     text = str(caught.value)
-    assert text.startswith("corral::add<1> of add.cu for sm_90a does not compile: add.cu(8): error")
+    assert text.startswith("corral::add<1> of add.cu for sm_90a does not compile: add.cu(9): error")
     assert 'identifier "minus" is undefined' in text
     assert "minus<N>" in caught.value.ir
 
@@ -330,7 +337,7 @@ def test_instances_that_do_not_exist(tmp_path, directory, real):
     """A kernel that its file lacks is told as one."""
     with pytest.raises(CompileError, match=r"corral::subtract<1> of add\.cu"):
         compiler_of(tmp_path, directory, machine_toolchain()).request(
-            [Instance.of("subtract", 1, source="add")], ARCH
+            [Instance.of("add", "subtract", 1)], ARCH
         )
 
 
@@ -357,10 +364,11 @@ WARM = """
 import sys
 sys.path[:] = {path!r}
 from pathlib import Path
-from corral.devices.cuda.compile import Compiler, Instance
+from corral.devices.cuda.compile import Compiler
+from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KernelSources
 compiler = Compiler(Path({kept!r}), sources=KernelSources(Path({directory!r})))
-compiler.request([Instance.of("add", 1)], "sm_90a")
+compiler.request([Instance.of("add", "add", 1)], "sm_90a")
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("cuda", "concurrent")))
 """
 

@@ -2,15 +2,17 @@
 
 import pytest
 
-from corral.devices.cuda.compile import Cubin, Instance, Usage
+from corral.devices.cuda.compile import Cubin, Usage
 from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.modules import Modules
 from corral.errors import Closed, InternalError, OutOfMemory, StaleContext
 from fake_driver import FakeDriver
 
-ONE, TWO = Instance.of("one"), Instance.of("two")
+ONE, TWO = Instance.of("one", "one"), Instance.of("two", "two")
 CUBINS = {
-    i: Cubin(f"_{i.kernel}", Usage(), "", f"code of _{i.kernel}".encode()) for i in (ONE, TWO)
+    ONE: Cubin("_one", Usage(), "", b"code of _one"),
+    TWO: Cubin("_two", Usage(), "", b"code of _two"),
 }
 
 

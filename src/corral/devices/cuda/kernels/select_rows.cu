@@ -1,5 +1,5 @@
 // Copies the rows whose logits are wanted: out[n] = x[rows[n]]. A block copies one row.
-#include "ptx.cuh"
+#include "include/ptx.cuh"
 
 namespace corral {
 
