@@ -21,6 +21,7 @@ OPTIONS = (
     # It would raise the stack of the whole process while it compiles. Here compilers run side by
     # side, on stacks whose size it does not change.
     "--modify-stack-limit=false",
+    "--diag-suppress=177",  # of unused variables: what one instance leaves, another needs
 )
 """What every kernel is compiled with, besides its architecture and the headers."""
 
