@@ -181,11 +181,14 @@ _FACTS = {
     "shared_bytes": re.compile(r"(\d+) bytes smem"),
 }
 
+_ASSEMBLER_REMARK = re.compile("warning|Performance Loss")
+"""What is no account: the second is how it tells that products on tensor cores wait in turn."""
+
 
 def _cubin(compiled: Compiled) -> Cubin:
-    lines = compiled.log.splitlines()
-    warnings = "\n".join(line for line in lines if line.strip() and not line.startswith("ptxas"))
-    return Cubin(compiled.symbol, _usage(compiled), warnings, compiled.code)
+    lines = [line for line in compiled.log.splitlines() if line.strip()]
+    remarks = [x for x in lines if not x.startswith("ptxas") or _ASSEMBLER_REMARK.search(x)]
+    return Cubin(compiled.symbol, _usage(compiled), "\n".join(remarks), compiled.code)
 
 
 def _usage(compiled: Compiled) -> Usage:
