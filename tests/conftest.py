@@ -6,3 +6,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--soak", action="store_true", help="run the soak tests with the demo model too"
     )
+    parser.addoption(
+        "--all-architectures",
+        action="store_true",
+        help="compile every CUDA kernel for every architecture, not for three each",
+    )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from corral.devices.cuda.driver import DeviceFacts
 from corral.devices.cuda.driver_errors import failure
 from corral.errors import CorralError
+from fake_execution import FakeExecution
 
 MIB = 1 << 20
 CONTEXT_BYTES = 512 * MIB
@@ -23,7 +24,10 @@ STATUS = {
     "destroyed": (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
     "no device": (100, "CUDA_ERROR_NO_DEVICE"),
     "contained": (226, "CUDA_ERROR_CONTAINED"),
+    "invalid handle": (400, "CUDA_ERROR_INVALID_HANDLE"),
+    "not found": (500, "CUDA_ERROR_NOT_FOUND"),
     "illegal address": (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "capture": (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
 }
 
 
@@ -32,10 +36,11 @@ def uuid_of(ordinal: int) -> str:
     return f"GPU-0000000{ordinal}-0000-0000-0000-000000000000"
 
 
-class FakeDriver:
+class FakeDriver(FakeExecution):
     """Plays a driver with some devices."""
 
     def __init__(self, count: int = 1, *, total_bytes: int = TOTAL_BYTES) -> None:
+        super().__init__()
         self.facts = tuple(
             DeviceFacts(n, uuid_of(n), "Played card", total_bytes, False, (9, 0))
             for n in range(count)
@@ -155,6 +160,7 @@ class FakeDriver:
     def synchronize(self) -> None:
         self._enter("synchronize")
         self._current("synchronize")
+        self._refuse_capture("synchronize")
 
     def memory(self) -> tuple[int, int]:
         self._enter("memory")
@@ -218,18 +224,20 @@ class FakeDriver:
         data = self._touch("copy_to_host", source, size_bytes)
         ctypes.memmove(to, bytes(data), size_bytes)
 
-    def _create(self, kind: str) -> int:
-        self._enter(f"create_{kind}")
-        ordinal = self._current(f"create_{kind}")
+    def _create(self, kind: str, call: str = "") -> int:
+        call = call or f"create_{kind}"
+        self._enter(call)
+        ordinal = self._current(call)
         handle = next(self._ids)
         self._handles[handle] = (ordinal, kind, self._contexts[ordinal + 1])
         return handle
 
-    def _destroy(self, kind: str, handle: int) -> None:
-        self._enter(f"destroy_{kind}")
-        ordinal = self._current(f"destroy_{kind}")
+    def _destroy(self, kind: str, handle: int, call: str = "") -> None:
+        call = call or f"destroy_{kind}"
+        self._enter(call)
+        ordinal = self._current(call)
         if self._handles.pop(handle, None) != (ordinal, kind, self._contexts[ordinal + 1]):
-            self.violations.append(f"destroy_{kind} of what is not there")
+            self.violations.append(f"{call} of what is not there")
 
     def create_stream(self) -> int:
         return self._create("stream")
@@ -238,12 +246,7 @@ class FakeDriver:
         self._enter("synchronize_stream")
         if stream not in self._handles:
             self.violations.append("synchronize_stream of what is not there")
+        self._refuse_capture("synchronize_stream", stream)
 
     def destroy_stream(self, stream: int) -> None:
         self._destroy("stream", stream)
-
-    def create_event(self) -> int:
-        return self._create("event")
-
-    def destroy_event(self, event: int) -> None:
-        self._destroy("event", event)

@@ -64,7 +64,10 @@ LAZY = {
     "devices/cpu/compile.py": "worker processes are needed only when something must be compiled",
     "devices/__init__.py": "called, the package reads devices; imported, it loads nothing",
     "devices/listing.py": "reading cards needs no NumPy, which reading the host loads",
-    "devices/cuda/driver.py": "the bindings are an extra, and without them this module imports too",
+    "devices/cuda/driver_calls.py": "the bindings are an extra; without them this imports too",
+    "devices/cuda/compile.py": "threads are needed only when something must be compiled",
+    "devices/cuda/nvrtc.py": "as in driver_calls.py",
+    "devices/cuda/toolchain.py": "as in driver_calls.py; and most processes never ask a compiler",
     "devices/registry.py": "a device is loaded when it is first asked for",
 }
 """Files that may import inside functions, and why; those of `cli` may always."""

@@ -39,6 +39,11 @@ STAGES: Final = {
         are_bytes=False,
         done="compiled {total} kernels for this CPU in {seconds:.1f} s",
     ),
+    "compile": Stage(
+        "compiling kernels for this GPU, once",
+        are_bytes=False,
+        done="compiled {total} kernels for this GPU in {seconds:.1f} s",
+    ),
     "score": Stage("scoring chunks", are_bytes=False),
     "bench": Stage("measuring", are_bytes=False),
 }

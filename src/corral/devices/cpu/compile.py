@@ -17,8 +17,8 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from corral.devices.cpu.features import Target
-from corral.devices.cpu.object_cache import ObjectCache
 from corral.devices.cpu.simd import Kernel, Value, build
+from corral.devices.object_cache import ObjectCache
 from corral.errors import Closed, CompileError
 
 Emit = Callable[..., None]

@@ -1,18 +1,16 @@
 """The calls of the CUDA driver that corral makes, each checked, with plain integers for handles.
 
-`Driver` is what the life cycle needs and nothing else; `LibraryDriver` makes the calls through
-cuda.bindings, and tests script a class of the same shape. Whoever calls knows which context must
-be current; nothing here keeps one.
+`Driver` is what the life cycle needs and, from `driver_execution.py`, what computing does;
+`LibraryDriver` makes the calls through cuda.bindings, and tests script a class of the same shape.
+Whoever calls knows which context must be current; nothing here keeps one.
 
 Source: CUDA Driver API, modules Device, Primary Context, Context, Memory, Stream and Event.
 """
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from corral.devices.cuda.driver_errors import EXTRA, failure
+from corral.devices.cuda.driver_execution import ExecutionDriver, LibraryExecution
 from corral.errors import DeviceUnavailable
 
 
@@ -30,7 +28,7 @@ class DeviceFacts:
     capability: tuple[int, int]
 
 
-class Driver(Protocol):
+class Driver(ExecutionDriver, Protocol):
     """The narrow side of the driver. Every call raises what `driver_errors.failure` makes."""
 
     def initialize(self) -> None:
@@ -117,8 +115,8 @@ class Driver(Protocol):
         """End a stream."""
         ...
 
-    def create_event(self) -> int:
-        """Return a new event that keeps no time."""
+    def create_event(self, *, keeps_time: bool = False) -> int:
+        """Return a new event; those that keep time cost more."""
         ...
 
     def destroy_event(self, event: int) -> None:
@@ -126,33 +124,8 @@ class Driver(Protocol):
         ...
 
 
-class LibraryDriver:
+class LibraryDriver(LibraryExecution):
     """The driver of this machine, through cuda.bindings."""
-
-    def __init__(self) -> None:
-        """Find the bindings and the driver's library.
-
-        Raises:
-            DeviceUnavailable: if either is missing.
-        """
-        try:
-            from cuda.bindings import driver
-        except ImportError as error:
-            raise DeviceUnavailable(f"the CUDA bindings are not installed: {EXTRA}") from error
-        self._api: Any = driver
-        self._pid = os.getpid()
-
-    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Make a call and return what it returns beside its status."""
-        if os.getpid() != self._pid:
-            raise DeviceUnavailable(
-                "this process was forked from one that uses CUDA, which CUDA does not survive: "
-                "start processes with the 'spawn' method"
-            )
-        status, *values = function(*arguments)
-        if status != self._api.CUresult.CUDA_SUCCESS:
-            raise failure(function.__name__, int(status), status.name)
-        return values[0] if len(values) == 1 else tuple(values)
 
     def initialize(self) -> None:
         """Call `cuInit`."""
@@ -267,9 +240,10 @@ class LibraryDriver:
         """Call `cuStreamDestroy`."""
         self._call(self._api.cuStreamDestroy, stream)
 
-    def create_event(self) -> int:
+    def create_event(self, *, keeps_time: bool = False) -> int:
         """Call `cuEventCreate`."""
-        flags = self._api.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        kinds = self._api.CUevent_flags
+        flags = kinds.CU_EVENT_DEFAULT if keeps_time else kinds.CU_EVENT_DISABLE_TIMING
         return int(self._call(self._api.cuEventCreate, int(flags)))
 
     def destroy_event(self, event: int) -> None:

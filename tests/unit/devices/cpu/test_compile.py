@@ -13,8 +13,8 @@ from corral.devices.cpu.compile import Code, Compiler, KernelSpec, assembly, ker
 from corral.devices.cpu.compile_pool import _Helper
 from corral.devices.cpu.features import Dot, Target, host, runnable
 from corral.devices.cpu.kernels.matmul import matmul
-from corral.devices.cpu.object_cache import ObjectCache
 from corral.devices.cpu.simd import Kernel, Value
+from corral.devices.object_cache import ObjectCache
 from corral.errors import CompileError, ResourceError
 from number_kernel import store_number
 

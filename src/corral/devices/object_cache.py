@@ -20,15 +20,19 @@ _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ObjectCache:
-    """A private directory of object files by key; where it cannot be written, nothing is kept."""
+    """A private directory of object files by key; where it cannot be written, nothing is kept.
 
-    def __init__(self, directory: Path) -> None:
+    Several caches may share a directory: each has its own suffix.
+    """
+
+    def __init__(self, directory: Path, suffix: str = ".o") -> None:
         """Make the directory if it is missing; where that is refused, warn and do without.
 
         Raises:
             ResourceError: it belongs to someone else or others may write to it.
         """
         self._directory = directory
+        self._suffix = suffix
         self._was_told = self._is_absent = False
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,7 +47,7 @@ class ObjectCache:
             )
 
     def _path(self, key: str) -> Path:
-        return self._directory / f"{key}.o"
+        return self._directory / f"{key}{self._suffix}"
 
     def _tell(self, error: OSError) -> None:
         """Warn, once, that nothing will be kept."""
