@@ -197,3 +197,10 @@ class Memory:
 def address(array):
     """Return where an array lies, as a field."""
     return array.ctypes.data
+
+
+def run(launch, among=None):
+    """Run a `Launch`, with the library that has its instance or one made for it."""
+    instance = launch.instance
+    among = among or library(instance.stem, (instance.name,))
+    among.run(instance.name, launch.grid, launch.block, launch.shared_bytes, launch.words)

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   constexpr int kLanes = next_power(kEights);  // that share a position
   constexpr int kTokens = kWarp / kLanes;      // side by side in a warp
   constexpr int kStep = kTokens * kAttentionWarps;
-  constexpr int kUnroll = 4;
+  constexpr int kUnroll = Heads > 4 ? 2 : 4;
   __shared__ Seen all_seen[kAttentionWarps][Heads];
   __shared__ float all_values[kAttentionWarps][Heads][HeadDim];
   launch_dependents();
