@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +76,7 @@ class Library:
         self._names = {name: number for number, name in enumerate(names)}
         self._library = ctypes.CDLL(str(_compiled(stem, tuple(names), arch)))
         self._library.corral_emulate.restype = ctypes.c_int
+        self._lock = threading.Lock()
 
     def run(self, name, grid, block, shared_bytes, fields):
         """Run one launch; `fields` are the words of the kernel's struct in order."""
@@ -83,7 +86,9 @@ class Library:
         count = ctypes.c_size_t(len(fields))
         shared = ctypes.c_size_t(shared_bytes)
         number = self._names[name]
-        if not self._library.corral_emulate(number, sizes, shared, words, count, message):
+        with self._lock:  # one machine a library; several threads may upload
+            is_well = self._library.corral_emulate(number, sizes, shared, words, count, message)
+        if not is_well:
             raise EmulationError(f"{name}: {message.value.decode()}")
 
 
@@ -105,15 +110,36 @@ def _three(size):
 def _compiled(stem, names, arch):
     path = stem if isinstance(stem, Path) else KERNELS / f"{stem}.cu"
     source = _wrapper(path, names)
-    flags = (*_FLAGS, f"-DCORRAL_ARCH={arch}", f"-I{HERE}", f"-I{cuda_headers()}", f"-I{KERNELS}")
-    digest = hashlib.sha256(repr((source, flags)).encode())
-    for file in (path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.hpp"))):
-        digest.update(file.read_bytes())
-    cache = _cache()
-    target = cache / f"{path.stem}-{digest.hexdigest()[:24]}.so"
+    flags = (*_FLAGS, f"-DCORRAL_ARCH={arch}", f"-I{cuda_headers()}", f"-I{KERNELS}")
+    files = (path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.hpp")))
+    target = _cache() / f"{path.stem}-{_digest((source, flags), *files)}.so"
     if not target.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            _compile(source, Path(folder), flags, target)
+        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
+            _compile(source, Path(folder), (f"-I{_precompiled(flags)}", *flags), target)
+    return target
+
+
+def _digest(what, *files):
+    digest = hashlib.sha256(repr(what).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@lru_cache
+def _precompiled(flags):
+    """Return a folder with the emulator's headers, the main one precompiled."""
+    headers = sorted(HERE.glob("*.hpp"))
+    target = _cache() / f"headers-{_digest(flags, *headers)}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_cache()) as temporary:
+            folder = Path(temporary) / "headers"
+            folder.mkdir()
+            for header in headers:
+                shutil.copy(header, folder)
+            _run_compiler(folder, *flags, "-x", "c++-header", "emulation.hpp")
+            with suppress(OSError):  # another process was quicker
+                folder.rename(target)
     return target
 
 
@@ -127,14 +153,15 @@ def _cache():
 
 def _compile(source, folder, flags, target):
     (folder / "all.cpp").write_text(source, "utf-8")
-    for command in (
-        ("g++", *flags, "-c", "all.cpp", "-o", "all.o"),
-        ("g++", "-shared", "all.o", "-o", "all.so"),
-    ):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode:
-            raise EmulationError("\n".join(done.stderr.splitlines()[:60]))
+    _run_compiler(folder, *flags, "-c", "all.cpp", "-o", "all.o")
+    _run_compiler(folder, "-shared", "all.o", "-o", "all.so")  # apart: no sanitizer's library
     (folder / "all.so").rename(target)
+
+
+def _run_compiler(folder, *arguments):
+    done = subprocess.run(("g++", *arguments), cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise EmulationError("\n".join(done.stderr.splitlines()[:60]))
 
 
 def _wrapper(path, names):

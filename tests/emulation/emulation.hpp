@@ -270,7 +270,7 @@ inline void done(Snapshot* snapshot) { snapshot->readers--; }
 
 inline int lane_id() { return machine().current->number % kWarp; }
 
-enum Operation { kShuffle = 1, kVote, kReduce, kSync, kMatrices, kMultiply };
+enum Operation { kShuffle = 1, kVote, kReduce, kSync, kMatrices, kTranspose, kMultiply };
 
 inline void sync_warp(unsigned mask) {
   char nothing = 0;

@@ -17,6 +17,9 @@ LEAST_BLOCKS = 2
 MOST_HEADS = 8
 """Query heads of one thread block."""
 _THREADS = 128
+MOST_SPLITS = 512
+"""`kMostSplits` of the kernel that folds parts."""
+_TILES = {DType.F16: "TilesF16", DType.BF16: "TilesBF16", DType.Q8_0: "TilesQ8_0"}
 _CACHES = {
     DType.F32: "CacheF32",
     DType.F16: "CacheF16",
@@ -69,7 +72,7 @@ def attention_splits(attend: Attend, rows: int, blocks: int, scratch_bytes: int)
     whole = rows * (attend.heads // heads_of_block(attend))
     wanted = -(-BLOCKS_WANTED // whole)
     fitting = scratch_bytes // partial_bytes(attend, rows)
-    return max(1, min(wanted, -(-seen // LEAST_BLOCKS), fitting))
+    return max(1, min(wanted, -(-seen // LEAST_BLOCKS), fitting, MOST_SPLITS))
 
 
 def attention(at: Binding, node: Tensor) -> tuple[Launch, ...]:
@@ -81,10 +84,10 @@ def attention(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     splits = attention_splits(attend, rows, blocks, at.plan.segments_bytes)
     fields = _fields(at, node, attend) | {"partials": at.segments, "splits": splits}
     heads, windowed = heads_of_block(attend), attend.window is not None
-    cache, capped = _CACHES[appended.dtype], attend.softcap is not None
-    instance = Instance.of(
-        "attention", "attention", cache, attend.head_dim, heads, windowed, capped
-    )
+    stem = "attention_mma" if appended.dtype in _TILES else "attention"
+    kind = (_CACHES | _TILES)[appended.dtype]
+    shape = (attend.head_dim, heads, windowed, attend.softcap is not None)
+    instance = Instance.of(stem, stem, kind, *shape)
     grid = (attend.heads // heads, splits, rows)
     parts = Launch(instance, grid, (_THREADS, 1, 1), fields)
     if splits == 1:

@@ -1,73 +1,21 @@
-// softmax(q·K)·V over the blocks of each row's sequence.
+// softmax(q·K)·V over the blocks of each row's sequence, for a cache of any type.
 //
 // A block has one row, `Heads` query heads that share a kv head, and one of `splits` parts of the
 // positions that the row sees. Parts depend on the row's own position only, so that a row's result
 // has the same bits whatever its neighbours. Where there are several, each leaves its greatest
 // score, its sum of weights and its weighted values in scratch, and `attention_merge` folds them.
-#include "include/cache.cuh"
+#include "include/attention.cuh"
 
 namespace corral {
 
-struct AttentionFields {
-  const float* q;
-  const unsigned char* state;
-  float* out;
-  const int64_t* count;
-  const int32_t* positions;
-  const int32_t* sequences;
-  const int32_t* tables;
-  int64_t q_stride, out_stride, tables_stride, kv_heads, heads;
-  Float scale;
-  int64_t window;
-  Float softcap;
-  float* partials;
-  int64_t splits;
-};
-
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kAttentionThreads = 128;
 constexpr int kAttentionWarps = kAttentionThreads / kWarp;
-constexpr int kLeastBlocks = 2;  // of a part: less is not worth a thread block
-
-// The positions of one part: first … end − 1.
-struct Part {
-  int64_t first, end;
-};
-
-template <bool IsWindowed>
-__device__ __forceinline__ Part part_of(int64_t position, int64_t window, int64_t splits,
-                                        int64_t number) {
-  const int64_t end = position + 1;
-  const int64_t first = IsWindowed && end > window ? end - window : 0;
-  const int64_t first_block = first / kBlockTokens;
-  const int64_t blocks = (end + kBlockTokens - 1) / kBlockTokens - first_block;
-  int64_t each = (blocks + splits - 1) / splits;
-  if (each < kLeastBlocks) each = kLeastBlocks;
-  const int64_t from = (first_block + number * each) * kBlockTokens;
-  const int64_t to = from + each * kBlockTokens;
-  return {from > first ? from : first, to < end ? to : end};
-}
-
-// Where one part of one head lies in scratch: the greatest score, the sum, then the values.
-template <int HeadDim>
-__device__ __forceinline__ float* partial_at(const AttentionFields& f, int64_t row, int64_t head,
-                                             int64_t split) {
-  return f.partials + ((row * f.heads + head) * f.splits + split) * (HeadDim + 2);
-}
+constexpr int kMostSplits = 512;
 
 constexpr int next_power(int v) {
   int power = 1;
   while (power < v) power *= 2;
   return power;
-}
-
-// What a group of lanes has seen of one head: scores are multiplied by log2(e).
-struct Seen {
-  float most, sum;
-};
-
-__device__ __forceinline__ float weight_of(float score, float most) {
-  return most == -infinity() ? 0.0f : exp2f(score - most);
 }
 
 template <class Cache, int HeadDim, int Heads, bool IsWindowed, bool IsCapped>
@@ -84,9 +32,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
   wait_for_previous();
   const int64_t row = blockIdx.z;
   if (row >= *f.count) return;
-  const int64_t position = f.positions[row];
-  const Part part = part_of<IsWindowed>(position, f.window, f.splits, blockIdx.y);
-  if (part.first >= part.end) return;
+  const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
+  if (static_cast<int>(blockIdx.y) >= parts.count) return;
+  const int end = parts.end_of(blockIdx.y);
   const int64_t first_head = static_cast<int64_t>(blockIdx.x) * Heads;
   const int64_t kv_head = first_head / (f.heads / f.kv_heads);
   const int lane = lane_id() % kLanes, dim = 8 * lane;
@@ -109,12 +57,12 @@ __global__ void __launch_bounds__(kAttentionThreads)
   constexpr int64_t kRowBytes = Cache::row_bytes(HeadDim);
   const int64_t values_after = f.kv_heads * kBlockTokens * kRowBytes;
   const int mine = warp_id() * kTokens + lane_id() / kLanes;
-  for (int64_t start = part.first; start < part.end; start += kUnroll * kStep) {
+  for (int start = parts.first_of(blockIdx.y); start < end; start += kUnroll * kStep) {
     typename Cache::Eight keys[kUnroll], mixed[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; u++) {
-      const int64_t at = start + u * kStep + mine;
-      if (at >= part.end || !has_dims) continue;
+      const int at = start + u * kStep + mine;
+      if (at >= end || !has_dims) continue;
       const int64_t cached =
           (table[at / kBlockTokens] * 2 * f.kv_heads + kv_head) * kBlockTokens + at % kBlockTokens;
       const unsigned char* key = f.state + cached * kRowBytes;
@@ -124,7 +72,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     float scores[kUnroll][Heads];
 #pragma unroll
     for (int u = 0; u < kUnroll; u++) {
-      const bool is_seen = start + u * kStep + mine < part.end;
+      const bool is_seen = start + u * kStep + mine < end;
       float k[8] = {};
       if (is_seen && has_dims) Cache::floats(keys[u], k);
 #pragma unroll
@@ -156,7 +104,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
 #pragma unroll
     for (int u = 0; u < kUnroll; u++) {
       float v[8] = {};
-      if (start + u * kStep + mine < part.end && has_dims) Cache::floats(mixed[u], v);
+      if (start + u * kStep + mine < end && has_dims) Cache::floats(mixed[u], v);
 #pragma unroll
       for (int h = 0; h < Heads; h++) {
 #pragma unroll
@@ -190,22 +138,17 @@ __global__ void __launch_bounds__(kAttentionThreads)
   __syncthreads();
   for (int i = threadIdx.x; i < Heads * HeadDim; i += kAttentionThreads) {
     const int h = i / HeadDim, d = i % HeadDim;
-    float most = -infinity(), sum = 0.0f, value = 0.0f;
+    Seen whole = {-infinity(), 0.0f};
+    float value = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kAttentionWarps; w++) most = fmaxf(most, all_seen[w][h].most);
+    for (int w = 0; w < kAttentionWarps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
 #pragma unroll
     for (int w = 0; w < kAttentionWarps; w++) {
-      const float weight = weight_of(all_seen[w][h].most, most);
-      sum += weight * all_seen[w][h].sum;
+      const float weight = weight_of(all_seen[w][h].most, whole.most);
+      whole.sum += weight * all_seen[w][h].sum;
       value += weight * all_values[w][h][d];
     }
-    if (f.splits == 1) {
-      row_at(f.out, f.out_stride, row)[(first_head + h) * HeadDim + d] = value / sum;
-    } else {
-      float* partial = partial_at<HeadDim>(f, row, first_head + h, blockIdx.y);
-      if (d == 0) partial[0] = most, partial[1] = sum;
-      partial[2 + d] = value;
-    }
+    store_value<HeadDim>(f, row, first_head + h, blockIdx.y, d, whole, value);
   }
 }
 
@@ -213,27 +156,41 @@ __global__ void __launch_bounds__(kAttentionThreads)
 template <int HeadDim, bool IsWindowed>
 __global__ void __launch_bounds__(HeadDim)
     attention_merge(__grid_constant__ const AttentionFields f) {
+  __shared__ float weights[kMostSplits];
+  __shared__ float total;
   launch_dependents();
   wait_for_previous();
   const int64_t head = blockIdx.x, row = blockIdx.y;
   if (row >= *f.count) return;
-  const int64_t position = f.positions[row];
+  const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
   const float* partial = partial_at<HeadDim>(f, row, head, 0);
-  float most = -infinity(), sum = 0.0f, value = 0.0f;
-  int64_t parts = 0;
-  for (; parts < f.splits; parts++) {
-    const Part part = part_of<IsWindowed>(position, f.window, f.splits, parts);
-    if (part.first >= part.end) break;
-    most = fmaxf(most, partial[parts * (HeadDim + 2)]);
+  if (threadIdx.x < kWarp) {
+    constexpr unsigned kLanes = HeadDim < kWarp ? (1u << HeadDim % kWarp) - 1 : kAllLanes;
+    constexpr int kStep = HeadDim < kWarp ? HeadDim : kWarp;
+    float most = -infinity(), sum = 0.0f;
+    for (int i = threadIdx.x; i < parts.count; i += kStep) {
+      weights[i] = partial[i * (HeadDim + 2)];
+      most = fmaxf(most, weights[i]);
+    }
+#pragma unroll
+    for (int step = kStep / 2; step; step >>= 1) {
+      most = fmaxf(most, __shfl_xor_sync(kLanes, most, step));
+    }
+    for (int i = threadIdx.x; i < parts.count; i += kStep) {
+      weights[i] = weight_of(weights[i], most);
+      sum += weights[i] * partial[i * (HeadDim + 2) + 1];
+    }
+#pragma unroll
+    for (int step = kStep / 2; step; step >>= 1) sum += __shfl_xor_sync(kLanes, sum, step);
+    if (threadIdx.x == 0) total = sum;
   }
-#pragma unroll 4
-  for (int64_t i = 0; i < parts; i++) {
-    const float* one = partial + i * (HeadDim + 2);
-    const float weight = exp2f(one[0] - most);
-    sum += weight * one[1];
-    value += weight * one[2 + threadIdx.x];
+  __syncthreads();
+  float value = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < parts.count; i++) {
+    value += weights[i] * partial[i * (HeadDim + 2) + 2 + threadIdx.x];
   }
-  row_at(f.out, f.out_stride, row)[head * HeadDim + threadIdx.x] = value / sum;
+  row_at(f.out, f.out_stride, row)[head * HeadDim + threadIdx.x] = value / total;
 }
 
 }  // namespace corral
