@@ -99,10 +99,20 @@ class Evaluation:
         """Fill the scratch arena with NaN."""
         if self.device.name != "null":
             scratch = self.buffers.scratch
-            array_at(scratch.address, (scratch.size_bytes // 4,), np.float32)[:] = np.nan
+            nans = np.full(scratch.size_bytes // 4, np.nan, np.float32)
+            _write(self.device, scratch.address, nans)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self._stack.close()
+
+
+def _write(device, address, values):
+    """Write to memory of a device, from the host."""
+    if hasattr(device, "driver"):
+        with device.context.current():
+            device.driver.copy_to_device(address, values.ctypes.data, values.nbytes)
+    else:
+        array_at(address, values.shape, values.dtype)[:] = values

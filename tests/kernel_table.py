@@ -21,7 +21,7 @@ class Row:
     spill_bytes: int = 0
 
 
-TABLE = (Row(Instance.of("select_rows", "select_rows"), registers=40),)
+TABLE: tuple[Row, ...] = ()
 
 
 def rows(is_complete=False):

@@ -104,6 +104,16 @@ class Backend(Protocol):
         """Return the plan as a program; compiles what is missing, fills records, allocates none."""
         ...
 
+    def upload(
+        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
+    ) -> None:
+        """Store rows as `Device.upload` does; for devices with memory of their own, faster.
+
+        For them `data` lies in pinned memory, and `through` is the address of as much memory of the
+        device, which may be written over; for others it is 0.
+        """
+        ...
+
     def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
         """Copy the inputs to staging and start one evaluation.
 

@@ -1,7 +1,7 @@
 """From a file to a model on a device: plan, reserve, allocate, read; undone whole on failure."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,8 +22,10 @@ from corral.models.fit import is_elsewhere
 from corral.models.footprint import Limits, ModelDesign, design_model
 from corral.tensor.ops import Constant, Op
 
-READERS = 2
-"""Threads that read and pack; each owns a share of the loading buffer."""
+LEAST_SHARE = 2 << 20
+"""Bytes of the loading buffer that a reader has at least: enough for 16 rows of any matrix."""
+Store = Callable[[StoredSlot, Buffer, int, memoryview, int], None]
+"""`Backend.upload`, or as it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +77,10 @@ def load_file(
         programs = tuple(
             backend.lower(plan, buffers, progress=progress) for plan in design.plan.plans
         )
-        _fill(file, design, device, ledger, buffers, progress=progress)
+        # Nothing is evaluated yet: what is read may land in the arena.
+        landing = buffers.scratch if device.traits.has_own_memory else None
+        with _loading(design, file.path.name, device, ledger, landing) as loading:
+            _read_weights(file, design, buffers.weights, loading, backend.upload, progress=progress)
         return LoadedModel(design, backend, programs, closing)
 
 
@@ -106,7 +111,14 @@ def hold_file(
         design = design_model(file.metadata, file.tensors, limits, device.traits)
         with deferred:
             buffers = _allocate(design, file.path.name, device, ledger, closing)
-        _fill(file, design, device, ledger, buffers, progress=progress)
+
+        def store(
+            slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
+        ) -> None:
+            device.upload(slot, weights, first_row, data)
+
+        with _loading(design, file.path.name, device, ledger, None) as loading:
+            _read_weights(file, design, buffers.weights, loading, store, progress=progress)
         return HeldModel(design, buffers, closing)
 
 
@@ -120,19 +132,6 @@ def _undone_on_failure() -> Iterator[ExitStack]:
         with deferred:
             closing.close()
         raise
-
-
-def _fill(
-    file: ModelFile,
-    design: ModelDesign,
-    device: Device,
-    ledger: Ledger,
-    buffers: ModelBuffers,
-    *,
-    progress: Progress | None,
-) -> None:
-    with _loading_buffer(design, file.path.name, device, ledger) as staging:
-        _read_weights(file, design, device, buffers.weights, staging, progress=progress)
 
 
 def _allocate(
@@ -198,53 +197,76 @@ def held_by_driver(device: Device) -> tuple[LedgerEntry, ...]:
     return (LedgerEntry(device.name, device.name, Lifetime.CONTEXT, size, size),) if size else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one reader has of the loading buffers."""
+
+    data: memoryview
+    """Host memory."""
+    through: int
+    """Address of as much memory of a device that has its own; else 0."""
+
+
 @contextmanager
-def _loading_buffer(
-    design: ModelDesign, owner: str, device: Device, ledger: Ledger
-) -> Iterator[Buffer]:
+def _loading(
+    design: ModelDesign, owner: str, device: Device, ledger: Ledger, landing: Buffer | None
+) -> Iterator[tuple[Share, ...]]:
     """Hold the staging through which weights pass, in the ledger too, until they are read."""
-    need = {Lifetime.STAGING: design.plan.loading_bytes}
-    place = HOST if is_elsewhere(Lifetime.STAGING, device.traits) else device.name
+    size, traits = design.plan.loading_bytes, device.traits
+    place = HOST if is_elsewhere(Lifetime.STAGING, traits) else device.name
     stack = ExitStack()
     try:
         with deferred:
+            need = {Lifetime.STAGING: size}
             reserved = ledger.reserve(f"{owner} (loading)", place, need, free_bytes=None)
             stack.callback(ledger.release, reserved)
-            staging = device.allocate(need[Lifetime.STAGING], Lifetime.STAGING)
+            staging = device.allocate(size, Lifetime.STAGING)
             stack.callback(staging.close)
             ledger.commit(reserved, Lifetime.STAGING, staging.size_bytes)
-        yield staging
+        yield _shares(staging, landing, min(traits.readers, max(1, size // LEAST_SHARE)))
     finally:
         with deferred:
             stack.close()
 
 
+def _shares(staging: Buffer, landing: Buffer | None, count: int) -> tuple[Share, ...]:
+    step = staging.size_bytes // count
+    return tuple(
+        Share(
+            bytes_at(staging.address + first, step),
+            landing.address + first if landing is not None else 0,
+        )
+        for first in range(0, step * count, step)
+    )
+
+
 def _read_weights(
     file: ModelFile,
     design: ModelDesign,
-    device: Device,
     weights: Buffer,
-    staging: Buffer,
+    shares: tuple[Share, ...],
+    store: Store,
     *,
     progress: Progress | None,
 ) -> None:
-    share = design.plan.loading_bytes // READERS
-    free: SimpleQueue[memoryview] = SimpleQueue()
-    for reader in range(READERS):
-        free.put(bytes_at(staging.address + reader * share, share))
-    pieces = list(_pieces(design, share))
+    free: SimpleQueue[Share] = SimpleQueue()
+    for share in shares:
+        free.put(share)
+    pieces = list(_pieces(design, len(shares[0].data)))
     done, total = 0, sum(map(_file_bytes, pieces))
 
-    def store(piece: Piece) -> int:
-        into = free.get()
+    def read(piece: Piece) -> int:
+        share = free.get()
         try:
-            return _store(file, piece, device, weights, into)
+            data = _read(file, piece, share.data)
+            store(piece.slot, weights, piece.first_row, data, share.through)
+            return len(data)
         finally:
-            free.put(into)
+            free.put(share)
 
-    readers = ThreadPoolExecutor(READERS)
+    readers = ThreadPoolExecutor(len(shares))
     try:
-        for count in readers.map(store, pieces):
+        for count in readers.map(read, pieces):
             done += count
             if progress is not None:
                 progress("read", done, total)
@@ -272,9 +294,8 @@ def _file_bytes(piece: Piece) -> int:
     return piece.num_rows * tensor.dtype.row_bytes(tensor.columns)
 
 
-def _store(
-    file: ModelFile, piece: Piece, device: Device, weights: Buffer, share: memoryview
-) -> int:
+def _read(file: ModelFile, piece: Piece, share: memoryview) -> memoryview:
+    """Return the rows of a piece as the file has them, in a reader's share."""
     tensor = piece.slot.tensor
     into = share[: _file_bytes(piece)]
     if tensor.op is Op.CONSTANT:
@@ -282,5 +303,4 @@ def _store(
         into.cast("d")[:] = memoryview(array("d", tensor.attributes.values))
     else:
         file.read(tensor.name, into, piece.first_row * tensor.dtype.row_bytes(tensor.columns))
-    device.upload(piece.slot, weights, piece.first_row, into)
-    return len(into)
+    return into

@@ -77,7 +77,12 @@ class Plan:
     def num_records(self) -> int:
         """Records that lowering may take."""
         twice = sum(node.op in self.traits.two_records for node in self.graph)
-        return len(self.graph) + twice
+        return (len(self.graph) + twice) * len(self.buckets)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Numbers of rows that lowering makes launches for, ascending."""
+        return self.traits.buckets_of(self.graph.shape_class.rows)
 
     @property
     def records_bytes(self) -> int:
@@ -112,9 +117,12 @@ def _workspace_bytes(graph: Graph, traits: DeviceTraits) -> int:
 
 
 def _segments_bytes(graph: Graph, shapes: ShapeClass, traits: DeviceTraits) -> int:
-    if traits.segment_blocks == 0:
+    if traits.segments:
+        segments = traits.segments
+    elif traits.segment_blocks:
+        segments = -(-shapes.blocks // traits.segment_blocks) * shapes.sequences
+    else:
         return 0
-    segments = -(-shapes.blocks // traits.segment_blocks) * shapes.sequences
     attends = (node.attributes for node in graph if isinstance(node.attributes, Attend))
     sizes = (a.heads * (traits.segment_bytes + 4 * a.head_dim) for a in attends)
     return align(segments * max(sizes, default=0), traits.alignment)
@@ -156,7 +164,10 @@ class ModelPlan:
     weights: WeightsLayout
     state: StateLayout
     loading_bytes: int
-    """Staging through which weights pass; given back when loading is done."""
+    """Staging through which weights pass; given back when loading is done.
+
+    A device with memory of its own has a place for as much in its scratch arena.
+    """
 
     @property
     def traits(self) -> DeviceTraits:
@@ -206,9 +217,14 @@ def resized_footprint(model: ModelPlan, shapes: ShapeClass, resize: Resize) -> d
 def plan_model(graphs: Sequence[Graph], traits: DeviceTraits, *, loading_bytes: int) -> ModelPlan:
     """Plan the graphs of one model, which share weights and state, for one kind of device."""
     stored = [t for g in graphs for op in (Op.WEIGHT, Op.CONSTANT) for t in g.leaves(op)]
+    plans = tuple(plan_graph(graph, traits) for graph in graphs)
+    loading_bytes = align(loading_bytes, traits.granularity)
+    if traits.has_own_memory:  # what is read lands in the scratch arena
+        scratch_bytes = align(max(plan.scratch_bytes for plan in plans), traits.granularity)
+        loading_bytes = min(loading_bytes, scratch_bytes)
     return ModelPlan(
-        tuple(plan_graph(graph, traits) for graph in graphs),
+        plans,
         place_weights(stored, traits),
         place_state((t for graph in graphs for t in graph.leaves(Op.STATE)), traits),
-        align(loading_bytes, traits.granularity),
+        loading_bytes,
     )

@@ -35,11 +35,23 @@ class DeviceTraits:
     """… and for each column of the widest one."""
     segment_blocks: int = 0
     """KV blocks whose attention workers may compute apart and fold later; 0 is never."""
+    segments: int = 0
+    """How many such segments there are at most, of all rows; 0: as many as have blocks."""
     segment_bytes: int = 0
     """Scratch of such a segment for one query head, beside the F32 sums of its dimensions."""
     two_records: frozenset[Op] = frozenset()
     """Operations that take two records."""
+    buckets: tuple[int, ...] = ()
+    """Numbers of rows that a plan is lowered for, each by itself; without any, for all at once."""
     context_bytes: int = 0
     """Bytes its driver takes for a process that uses it."""
     has_own_memory: bool = False
     """Whether its memory is not the host's: then staging is no part of it."""
+    loading_bytes: int = 8 << 20
+    """Staging through which weights pass while loading."""
+    readers: int = 2
+    """Threads that read and store weights at most; each owns a share of the loading buffer."""
+
+    def buckets_of(self, rows: int) -> tuple[int, ...]:
+        """Return the numbers of rows that a plan of so many rows is lowered for, ascending."""
+        return (*(bucket for bucket in self.buckets if bucket < rows), rows)

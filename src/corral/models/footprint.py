@@ -16,8 +16,6 @@ from corral.tensor.graph import Graph, ShapeClass
 from corral.tensor.rewrite import fuse
 from corral.tensor.verify import verify
 
-LOADING_BYTES = 8 << 20
-"""Staging through which weights pass while loading."""
 DEFAULT_CONTEXT = 4096
 """Context when the user names none and the model was trained for more."""
 
@@ -91,7 +89,8 @@ def design_model(
 
 def plan_graph_of(graph: Graph, traits: DeviceTraits) -> ModelPlan:
     """Fuse a graph for one kind of device and plan it."""
-    return plan_model([verify(fuse(graph, traits.fused))], traits, loading_bytes=LOADING_BYTES)
+    graphs = [verify(fuse(graph, traits.fused))]
+    return plan_model(graphs, traits, loading_bytes=traits.loading_bytes)
 
 
 def write_graph(

@@ -23,7 +23,7 @@ from corral.errors import (
 from corral.gguf import open_model
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
-from corral.models.footprint import LOADING_BYTES, Limits, design_model
+from corral.models.footprint import Limits, design_model
 from loaded import load_model
 
 LIMITS = Limits(64)
@@ -255,7 +255,10 @@ def test_loading_needs_its_buffer_only_while_it_lasts(paths):
         device._action = lambda: seen.extend(ledger.statistics())
         load_model(paths["llama"], LIMITS, device, ledger).close()
     (loading,) = [entry for entry in seen if entry.owner == "llama.gguf (loading)"]
-    assert (loading.lifetime, loading.allocated_bytes) == (Lifetime.STAGING, LOADING_BYTES)
+    assert (loading.lifetime, loading.allocated_bytes) == (
+        Lifetime.STAGING,
+        reference_traits().loading_bytes,
+    )
 
 
 def test_one_file_may_be_loaded_twice(paths):

@@ -15,7 +15,9 @@ from corral.devices.cpu.rules import RULES, pack_spec
 from corral.devices.cpu.team import ThreadTeam
 from corral.devices.host import array_at
 from corral.devices.staging import Staging
+from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
+from corral.memory.stored import StoredSlot
 from corral.tensor.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -64,6 +66,12 @@ class CpuBackend(Closing):
         write_records(address, instructions, kernels)
         staging = Staging(plan, buffers)
         return CpuProgram(plan, buffers, staging, address, len(instructions))
+
+    def upload(
+        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
+    ) -> None:
+        """Store rows as the device does."""
+        self._device.upload(slot, weights, first_row, data)
 
     def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
         """Evaluate one batch before returning.

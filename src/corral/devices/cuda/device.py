@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from corral.devices.base import Backend, MemoryReading
 from corral.devices.closing import Closing
+from corral.devices.cuda.backend import CudaBackend
+from corral.devices.cuda.compile import Compiler
 from corral.devices.cuda.context import DeviceContext, Owned
 from corral.devices.cuda.driver import Driver
 from corral.devices.cuda.life_lock import LifeLock
 from corral.devices.packing import pack_rows
-from corral.errors import CorralError, DeviceUnavailable, OutOfMemory
+from corral.errors import CorralError, OutOfMemory
 from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import format_bytes
@@ -40,13 +42,15 @@ class CudaDevice(Closing):
         driver: Driver,
         traits: DeviceTraits,
         *,
+        compiler: Compiler,
         read: Callable[[], MemoryReading],
     ) -> None:
         """Open a device; its context begins with the first buffer. `read` tells its memory."""
         self.name = name
         self.traits = traits
         self.context = context
-        self._driver = driver
+        self.driver = driver
+        self.compiler = compiler
         self._read = read
         self._buffers: dict[Buffer, Owned] = {}
         self._lock = LifeLock()
@@ -110,7 +114,7 @@ class CudaDevice(Closing):
             return buffer
 
     def _own(self, size: int, lifetime: Lifetime) -> Owned:
-        driver = self._driver
+        driver = self.driver
         if lifetime in (Lifetime.STAGING, Lifetime.RECORDS):
             return self.context.own(
                 "pinned memory", lambda: driver.allocate_host(size), driver.free_host
@@ -155,7 +159,7 @@ class CudaDevice(Closing):
             block_bytes = slot.form.layout.row_block_bytes(columns, interleave)
             to += first_row // interleave * block_bytes
         with self.context.current(owned):
-            self._driver.copy_to_device(to, values.ctypes.data, values.nbytes)
+            self.driver.copy_to_device(to, values.ctypes.data, values.nbytes)
 
     def download(self, buffer: Buffer, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         """Return bytes of a buffer: (size_bytes,).
@@ -166,19 +170,19 @@ class CudaDevice(Closing):
         self._require_open()
         out = np.empty(size_bytes, np.uint8)
         with self.context.current(self._owned(buffer)):
-            self._driver.copy_to_host(out.ctypes.data, buffer.address + offset, size_bytes)
+            self.driver.copy_to_host(out.ctypes.data, buffer.address + offset, size_bytes)
         return out
 
     def backend(self) -> Backend:
-        """Refuse: nothing is computed on CUDA devices yet.
+        """Return a new executor with a stream of its own.
 
         Raises:
-            DeviceUnavailable: always.
+            OutOfMemory: if the driver has no room for the device's context.
+            StaleContext: as `allocate`.
+            Closed: after close().
         """
-        raise DeviceUnavailable(
-            f"{self.name} can hold models, but corral does not compute on CUDA devices yet: "
-            "use --device cpu"
-        )
+        self._require_open()
+        return CudaBackend(self)
 
     def _release(self) -> None:
         if not self._lock.is_foreign and self.allocated_bytes:

@@ -7,8 +7,10 @@ knows their own names. Both speak of one device where the digits of its UUID are
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from corral.config import settings
 from corral.devices.base import MemoryReading
 from corral.devices.context_cost import ContextCost
+from corral.devices.cuda.compile import Compiler
 from corral.devices.cuda.contexts import Contexts, process_contexts
 from corral.devices.cuda.device import CudaDevice
 from corral.devices.cuda.traits import cuda_traits
@@ -23,6 +25,7 @@ from corral.devices.nvml import Gpu, MigSlice
 from corral.devices.planned_context import planned_context
 from corral.devices.reading import DRIVER, DeviceReading, Sources, read_device
 from corral.devices.visible import Visible
+from corral.paths import CacheTree
 
 
 def open_cuda(name: str) -> CudaDevice:
@@ -77,7 +80,8 @@ def device_of(
         told = read_device(own_name, card, replace(sources(), in_process=in_process))
         return _as_plans_count(told, begun if told.source == DRIVER else 0)
 
-    return CudaDevice(own_name, context, contexts.driver, traits, read=read)
+    compiler = Compiler(CacheTree(settings().cache).kernels())
+    return CudaDevice(own_name, context, contexts.driver, traits, compiler=compiler, read=read)
 
 
 def _digits(uuid: str) -> str:

@@ -7,6 +7,11 @@ from corral.tensor.ops import Op
 GRANULARITY = 2 << 20
 """What the driver rounds every allocation up to, as measured (decision 6)."""
 _RECORD_BYTES = 256
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Rows of batches in which sequences go on by a token each."""
+_PREFILL_BUCKETS = (256, 512, 1024, 2048, 4096)
+SEGMENTS = 264
+"""Parts of attention that keep a card busy: two for each multiprocessor of an H100 or H200."""
 
 
 def cuda_traits(context_bytes: int) -> DeviceTraits:
@@ -20,6 +25,12 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
             {Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED, Op.GATED_QUANTIZE, Op.MATMUL_ADD}
         ),
         record_bytes=_RECORD_BYTES,
+        segments=SEGMENTS,
+        segment_bytes=8,
+        two_records=frozenset({Op.ATTENTION}),
+        buckets=DECODE_BUCKETS + _PREFILL_BUCKETS,
+        loading_bytes=64 << 20,
+        readers=8,
         context_bytes=context_bytes,
         has_own_memory=True,
     )

@@ -11,7 +11,9 @@ from corral.devices.base import Device, ModelBuffers, Program, Progress
 from corral.devices.closing import Closing
 from corral.devices.null.traffic import traffic
 from corral.devices.staging import count
+from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
+from corral.memory.stored import StoredSlot
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
 
@@ -60,6 +62,12 @@ class NullBackend(Closing):
             if progress:
                 progress("lower", number, len(plan.graph))
         return NullProgram(plan, buffers)
+
+    def upload(
+        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
+    ) -> None:
+        """Store rows as the device does."""
+        self._device.upload(slot, weights, first_row, data)
 
     def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
         """Check and count one evaluation.

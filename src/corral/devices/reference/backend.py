@@ -13,7 +13,9 @@ from corral.devices.host import array_at
 from corral.devices.reference.ops import KERNELS, Kernel
 from corral.devices.reference.storage import tensor_array
 from corral.devices.staging import Counts, Staging
+from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
+from corral.memory.stored import StoredSlot
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
 
@@ -73,6 +75,12 @@ class ReferenceBackend(Closing):
                 progress("lower", number, len(plan.graph))
         staging = Staging(plan, buffers)
         return ReferenceProgram(plan, buffers, staging, tuple(steps))
+
+    def upload(
+        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
+    ) -> None:
+        """Store rows as the device does."""
+        self._device.upload(slot, weights, first_row, data)
 
     def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
         """Evaluate one batch before returning.

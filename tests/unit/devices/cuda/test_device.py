@@ -329,12 +329,6 @@ def test_a_reset_behind_our_back_is_noticed(driver, contexts, path):
     device.close()
 
 
-def test_nothing_is_computed_yet(device):
-    """A backend is refused in words, and no context begins for it."""
-    with pytest.raises(DeviceUnavailable, match="use --device cpu"):
-        device.backend()
-
-
 @pytest.mark.parametrize("name", ["cuda:1", uuid_of(1), uuid_of(1)[:12], "MIG-00000001"])
 def test_devices_are_found_by_number_and_uuid(contexts, name):
     """Their own name is the number; without NVML a slice is known by its digits alone."""

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.driver_execution import Fields, Geometry
 from corral.errors import CorralError, InternalError
 from fake_driver import FakeDriver

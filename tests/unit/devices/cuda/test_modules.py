@@ -3,7 +3,7 @@
 import pytest
 
 from corral.devices.cuda.compile import Cubin, Usage
-from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.modules import Modules
 from corral.errors import Closed, InternalError, OutOfMemory, StaleContext

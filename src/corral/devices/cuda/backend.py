@@ -1,0 +1,207 @@
+"""Runs programs on a card: a stream, the kernels that programs need, graphs of whole evaluations.
+
+    run:   inputs ──▶ pinned staging ──▶ the arena's copy ──▶ launches ──▶ outputs ──▶ staging
+                                         └────── one graph, small buckets ──────┘
+    read:  waits for the event behind the outputs
+
+Everything here lives in the device's context, which is kept from the first launch on.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.devices.base import ModelBuffers, Program, Progress
+from corral.devices.closing import Closing
+from corral.devices.cuda.compile import architecture
+from corral.devices.cuda.context import Owned
+from corral.devices.cuda.instance import Instance
+from corral.devices.cuda.launch import Launch, lower_graph
+from corral.devices.cuda.modules import Modules
+from corral.devices.cuda.program import CudaProgram, Pass, capture, prepare
+from corral.devices.cuda.rules import RULES
+from corral.devices.cuda.traits import DECODE_BUCKETS
+from corral.devices.cuda.uploading import Uploading
+from corral.devices.cuda.weight_rules import pack
+from corral.devices.host import array_at
+from corral.devices.staging import Staging
+from corral.interrupts import deferred
+from corral.memory.buffer import Buffer
+from corral.memory.plan import Plan
+from corral.memory.stored import StoredSlot
+from corral.tensor.tensor import Tensor
+
+if TYPE_CHECKING:
+    from corral.devices.cuda.device import CudaDevice
+
+
+class CudaBackend(Closing):
+    """A stream on a CUDA device."""
+
+    def __init__(self, device: "CudaDevice") -> None:
+        """Begin the device's context, if it is not there.
+
+        Raises:
+            OutOfMemory: if the driver has no room for it.
+            StaleContext: if other code ended the device's context.
+        """
+        self._device = device
+        self._driver = device.driver
+        self._context = device.context
+        self._closing = ExitStack()
+        with deferred, ExitStack() as stack:
+            stack.enter_context(device.hold())
+            self._context.keep()
+            self._stream = self._own(stack, "stream")
+            self._done = self._own(stack, "event")
+            self._modules = Modules(self._context, self._driver)
+            stack.callback(self._modules.close)
+            self._uploading = Uploading(self._context, self._driver, self._load)
+            stack.callback(self._uploading.close)
+            self._closing = stack.pop_all()
+        self.is_closed = False
+
+    def _own(self, stack: ExitStack, kind: str) -> Owned:
+        driver = self._driver
+        make, destroy = {
+            "stream": (driver.create_stream, driver.destroy_stream),
+            "event": (driver.create_event, driver.destroy_event),
+        }[kind]
+        owned = self._context.own(kind, make, destroy)
+        stack.callback(owned.close)
+        return owned
+
+    def lower(
+        self, plan: Plan, buffers: ModelBuffers, *, progress: Progress | None = None
+    ) -> CudaProgram:
+        """Compile what is missing, write the plan's records, capture graphs of small buckets.
+
+        Raises:
+            CompileError: if a kernel does not compile.
+            CapacityExceeded: if the record pool is smaller than the plan said.
+            Closed: after close().
+            StaleContext: if other code ended the device's context.
+        """
+        self._require_open()
+        lowered = {bucket: lower_graph(plan, buffers, RULES, bucket) for bucket in plan.buckets}
+        self._load(_instances(lowered.values(), buffers), progress)
+        staging = Staging(plan, buffers)
+        with self._context.current(self._stream):
+            passes = tuple(
+                Pass(
+                    bucket,
+                    prepare(launches, buffers, self._modules, self._driver, self._stream.handle),
+                )
+                for bucket, launches in lowered.items()
+            )
+        program = CudaProgram(plan, buffers, staging, passes)
+        self._capture(program)
+        return program
+
+    def _load(self, instances: Iterable[Instance], progress: Progress | None = None) -> Modules:
+        """Return the modules with these kernels among them."""
+        arch = architecture(self._context.facts.capability)
+        self._modules.load(self._device.compiler.request(instances, arch, progress))
+        return self._modules
+
+    def _capture(self, program: CudaProgram) -> None:
+        """Capture the passes in which every sequence goes on by one token."""
+        sequences = program.plan.graph.shape_class.sequences
+        last = program.pass_for(min(sequences, program.passes[-1].bucket)).bucket
+        for each in program.passes:
+            if each.bucket <= last and each.bucket in (*DECODE_BUCKETS, last):
+                with deferred:
+                    each.graph = capture(
+                        each,
+                        self._context,
+                        self._driver,
+                        self._stream.handle,
+                        before=lambda: self._copy_inputs(program),
+                    )
+                    self._closing.callback(each.graph.close)
+                with self._context.current(each.graph):
+                    self._driver.upload_executable(each.graph.handle, self._stream.handle)
+
+    def _copy_inputs(self, program: CudaProgram) -> None:
+        to, source = program.buffers.inputs_address(program.plan), program.buffers.staging.address
+        size = program.plan.staging.inputs_bytes
+        self._driver.enqueue_to_device(to, source, size, self._stream.handle)
+
+    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
+        """Put one evaluation into the stream; the one before must have been read.
+
+        Raises:
+            CapacityExceeded: if an input is larger than the plan.
+            Closed: after close(), or after a buffer of the model was closed.
+            StaleContext: if other code ended the device's context.
+            DeviceFault: if the device failed; this process cannot use it any more.
+        """
+        self._require_open()
+        assert isinstance(program, CudaProgram)
+        program.buffers.require_open()
+        counts = program.staging.write(inputs, outputs)
+        each, stream = program.pass_for(counts.rows), self._stream.handle
+        with self._context.current(self._stream):
+            if each.graph is not None:
+                self._driver.launch_executable(each.graph.handle, stream)
+            else:
+                self._copy_inputs(program)
+                for launch in each.launches:
+                    launch()
+            self._copy_outputs(program, counts.outputs)
+            self._driver.record_event(self._done.handle, stream)
+
+    def _copy_outputs(self, program: CudaProgram, rows: int) -> None:
+        plan, buffers = program.plan, program.buffers
+        for tensor in plan.graph.outputs:
+            to = buffers.staging.address + plan.staging.offsets[tensor.name]
+            source, size = buffers.address(plan, tensor), rows * tensor.row_bytes
+            if size:
+                self._driver.enqueue_to_host(to, source, size, self._stream.handle)
+
+    def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
+        """Wait for the evaluation and return rows of an output, in staging; valid until `run`.
+
+        Raises:
+            Closed: after close(), or after a buffer of the model was closed.
+            DeviceFault: if the device failed; this process cannot use it any more.
+        """
+        self._require_open()
+        assert isinstance(program, CudaProgram)
+        program.buffers.require_open()
+        self._driver.synchronize_event(self._done.handle)
+        plan, buffers = program.plan, program.buffers
+        address = buffers.staging.address + plan.staging.offsets[tensor.name]
+        return array_at(address, (rows, tensor.columns), np.float32)
+
+    def upload(
+        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
+    ) -> None:
+        """Store whole rows of a weight, packed on the device; any thread may do so.
+
+        `data` lies in pinned memory, `through` is the address of as much device memory.
+
+        Raises:
+            Closed: after close() of the backend or the buffer.
+            StaleContext: if other code ended the device's context.
+        """
+        self._require_open()
+        if slot.form.layout is None:
+            self._device.upload(slot, weights, first_row, data)
+        else:
+            self._uploading.store(slot, weights, first_row, data, through)
+
+    def _release(self) -> None:
+        self._closing.close()
+
+
+def _instances(lowered: Iterable[tuple[Launch, ...]], buffers: ModelBuffers) -> list[Instance]:
+    """Name every kernel a model needs, once: those it runs, and those that pack its weights."""
+    named = {launch.instance: None for launches in lowered for launch in launches}
+    for slot in buffers.weights_layout.slots.values():
+        if slot.form.layout is not None:
+            named[pack(slot.form.dtype, 0, 0, 1, slot.tensor.columns).instance] = None
+    return list(named)

@@ -1,0 +1,196 @@
+// softmax(q·K)·V over the blocks of each row's sequence, for a cache of any type.
+//
+// A block has one row, `Heads` query heads that share a kv head, and one of `splits` parts of the
+// positions that the row sees. Parts depend on the row's own position only, so that a row's result
+// has the same bits whatever its neighbours. Where there are several, each leaves its greatest
+// score, its sum of weights and its weighted values in scratch, and `attention_merge` folds them.
+#include "include/attention.cuh"
+
+namespace corral {
+
+constexpr int kAttentionThreads = 128;
+constexpr int kAttentionWarps = kAttentionThreads / kWarp;
+constexpr int kMostSplits = 512;
+
+constexpr int next_power(int v) {
+  int power = 1;
+  while (power < v) power *= 2;
+  return power;
+}
+
+template <class Cache, int HeadDim, int Heads, bool IsWindowed, bool IsCapped>
+__global__ void __launch_bounds__(kAttentionThreads)
+    attention(__grid_constant__ const AttentionFields f) {
+  constexpr int kEights = HeadDim / 8;
+  constexpr int kLanes = next_power(kEights);  // that share a position
+  constexpr int kTokens = kWarp / kLanes;      // side by side in a warp
+  constexpr int kStep = kTokens * kAttentionWarps;
+  constexpr int kUnroll = Heads > 4 ? 2 : 4;
+  __shared__ Seen all_seen[kAttentionWarps][Heads];
+  __shared__ float all_values[kAttentionWarps][Heads][HeadDim];
+  launch_dependents();
+  wait_for_previous();
+  const int64_t row = blockIdx.z;
+  if (row >= *f.count) return;
+  const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
+  if (static_cast<int>(blockIdx.y) >= parts.count) return;
+  const int end = parts.end_of(blockIdx.y);
+  const int64_t first_head = static_cast<int64_t>(blockIdx.x) * Heads;
+  const int64_t kv_head = first_head / (f.heads / f.kv_heads);
+  const int lane = lane_id() % kLanes, dim = 8 * lane;
+  const bool has_dims = lane < kEights;
+
+  float q[Heads][8], values[Heads][8] = {};
+  Seen seen[Heads];
+#pragma unroll
+  for (int h = 0; h < Heads; h++) {
+    seen[h] = {-infinity(), 0.0f};
+    const float* from = row_at(f.q, f.q_stride, row) + (first_head + h) * HeadDim + dim;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      q[h][e] = has_dims ? from[e] * f.scale.value : 0.0f;
+      if constexpr (!IsCapped) q[h][e] *= kLog2E;
+    }
+  }
+
+  const int32_t* table = row_at(f.tables, f.tables_stride, f.sequences[row]);
+  constexpr int64_t kRowBytes = Cache::row_bytes(HeadDim);
+  const int64_t values_after = f.kv_heads * kBlockTokens * kRowBytes;
+  const int mine = warp_id() * kTokens + lane_id() / kLanes;
+  for (int start = parts.first_of(blockIdx.y); start < end; start += kUnroll * kStep) {
+    typename Cache::Eight keys[kUnroll], mixed[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; u++) {
+      const int at = start + u * kStep + mine;
+      if (at >= end || !has_dims) continue;
+      const int64_t cached =
+          (table[at / kBlockTokens] * 2 * f.kv_heads + kv_head) * kBlockTokens + at % kBlockTokens;
+      const unsigned char* key = f.state + cached * kRowBytes;
+      keys[u] = Cache::load(key, dim);
+      mixed[u] = Cache::load(key + values_after, dim);
+    }
+    float scores[kUnroll][Heads];
+#pragma unroll
+    for (int u = 0; u < kUnroll; u++) {
+      const bool is_seen = start + u * kStep + mine < end;
+      float k[8] = {};
+      if (is_seen && has_dims) Cache::floats(keys[u], k);
+#pragma unroll
+      for (int h = 0; h < Heads; h++) {
+        float score = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 8; e++) score += q[h][e] * k[e];
+        score = warp_sum<kLanes>(score);
+        if constexpr (IsCapped) score = f.softcap.value * tanhf(score / f.softcap.value) * kLog2E;
+        scores[u][h] = is_seen ? score : -infinity();
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < Heads; h++) {
+      float most = seen[h].most;
+#pragma unroll
+      for (int u = 0; u < kUnroll; u++) most = fmaxf(most, scores[u][h]);
+      const float shrink = weight_of(seen[h].most, most);
+      seen[h].most = most;
+      seen[h].sum *= shrink;
+#pragma unroll
+      for (int e = 0; e < 8; e++) values[h][e] *= shrink;
+#pragma unroll
+      for (int u = 0; u < kUnroll; u++) {
+        scores[u][h] = weight_of(scores[u][h], most);
+        seen[h].sum += scores[u][h];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; u++) {
+      float v[8] = {};
+      if (start + u * kStep + mine < end && has_dims) Cache::floats(mixed[u], v);
+#pragma unroll
+      for (int h = 0; h < Heads; h++) {
+#pragma unroll
+        for (int e = 0; e < 8; e++) values[h][e] += scores[u][h] * v[e];
+      }
+    }
+  }
+
+  // Fold the groups of lanes, then the warps, each in one fixed order.
+#pragma unroll
+  for (int h = 0; h < Heads; h++) {
+#pragma unroll
+    for (int step = kLanes; step < kWarp; step *= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, seen[h].most, step);
+      const float other_sum = __shfl_xor_sync(kAllLanes, seen[h].sum, step);
+      const float most = fmaxf(seen[h].most, other);
+      const float own = weight_of(seen[h].most, most), theirs = weight_of(other, most);
+      seen[h] = {most, own * seen[h].sum + theirs * other_sum};
+#pragma unroll
+      for (int e = 0; e < 8; e++) {
+        const float v = __shfl_xor_sync(kAllLanes, values[h][e], step);
+        values[h][e] = own * values[h][e] + theirs * v;
+      }
+    }
+    if (lane_id() == 0) all_seen[warp_id()][h] = seen[h];
+    if (lane_id() < kEights) {
+#pragma unroll
+      for (int e = 0; e < 8; e++) all_values[warp_id()][h][dim + e] = values[h][e];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < Heads * HeadDim; i += kAttentionThreads) {
+    const int h = i / HeadDim, d = i % HeadDim;
+    Seen whole = {-infinity(), 0.0f};
+    float value = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kAttentionWarps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
+#pragma unroll
+    for (int w = 0; w < kAttentionWarps; w++) {
+      const float weight = weight_of(all_seen[w][h].most, whole.most);
+      whole.sum += weight * all_seen[w][h].sum;
+      value += weight * all_values[w][h][d];
+    }
+    store_value<HeadDim>(f, row, first_head + h, blockIdx.y, d, whole, value);
+  }
+}
+
+// Block (head, row): folds the parts of one head; a thread a dimension.
+template <int HeadDim, bool IsWindowed>
+__global__ void __launch_bounds__(HeadDim)
+    attention_merge(__grid_constant__ const AttentionFields f) {
+  __shared__ float weights[kMostSplits];
+  __shared__ float total;
+  launch_dependents();
+  wait_for_previous();
+  const int64_t head = blockIdx.x, row = blockIdx.y;
+  if (row >= *f.count) return;
+  const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
+  const float* partial = partial_at<HeadDim>(f, row, head, 0);
+  if (threadIdx.x < kWarp) {
+    constexpr unsigned kLanes = HeadDim < kWarp ? (1u << HeadDim % kWarp) - 1 : kAllLanes;
+    constexpr int kStep = HeadDim < kWarp ? HeadDim : kWarp;
+    float most = -infinity(), sum = 0.0f;
+    for (int i = threadIdx.x; i < parts.count; i += kStep) {
+      weights[i] = partial[i * (HeadDim + 2)];
+      most = fmaxf(most, weights[i]);
+    }
+#pragma unroll
+    for (int step = kStep / 2; step; step >>= 1) {
+      most = fmaxf(most, __shfl_xor_sync(kLanes, most, step));
+    }
+    for (int i = threadIdx.x; i < parts.count; i += kStep) {
+      weights[i] = weight_of(weights[i], most);
+      sum += weights[i] * partial[i * (HeadDim + 2) + 1];
+    }
+#pragma unroll
+    for (int step = kStep / 2; step; step >>= 1) sum += __shfl_xor_sync(kLanes, sum, step);
+    if (threadIdx.x == 0) total = sum;
+  }
+  __syncthreads();
+  float value = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < parts.count; i++) {
+    value += weights[i] * partial[i * (HeadDim + 2) + 2 + threadIdx.x];
+  }
+  row_at(f.out, f.out_stride, row)[head * HeadDim + threadIdx.x] = value / total;
+}
+
+}  // namespace corral

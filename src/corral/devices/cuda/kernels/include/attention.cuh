@@ -1,0 +1,82 @@
+// What the kernels of attention share: fields, parts of positions, partial results.
+#pragma once
+
+#include "cache.cuh"
+
+namespace corral {
+
+struct AttentionFields {
+  const float* q;
+  const unsigned char* state;
+  float* out;
+  const int64_t* count;
+  const int32_t* positions;
+  const int32_t* sequences;
+  const int32_t* tables;
+  int64_t q_stride, out_stride, tables_stride, kv_heads, heads;
+  Float scale;
+  int64_t window;
+  Float softcap;
+  float* partials;
+  int64_t splits;
+};
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kLeastBlocks = 2;  // of a part: less is not worth a thread block
+
+// The positions that a row sees, first … end − 1, cut in parts of whole blocks.
+struct Parts {
+  int first, end, first_block, each, count;
+
+  template <bool IsWindowed>
+  static __device__ __forceinline__ Parts of(int position, int64_t window, int splits) {
+    Parts p;
+    p.end = position + 1;
+    p.first = IsWindowed && p.end > window ? p.end - static_cast<int>(window) : 0;
+    p.first_block = p.first / kBlockTokens;
+    const int blocks = (p.end + kBlockTokens - 1) / kBlockTokens - p.first_block;
+    p.each = (blocks + splits - 1) / splits;
+    if (p.each < kLeastBlocks) p.each = kLeastBlocks;
+    p.count = (blocks + p.each - 1) / p.each;
+    return p;
+  }
+  __device__ __forceinline__ int first_of(int part) const {
+    const int from = (first_block + part * each) * kBlockTokens;
+    return from > first ? from : first;
+  }
+  __device__ __forceinline__ int end_of(int part) const {
+    const int to = (first_block + (part + 1) * each) * kBlockTokens;
+    return to < end ? to : end;
+  }
+};
+
+// Where one part of one head lies in scratch: the greatest score, the sum, then the values.
+template <int HeadDim>
+__device__ __forceinline__ float* partial_at(const AttentionFields& f, int64_t row, int64_t head,
+                                             int64_t split) {
+  return f.partials + ((row * f.heads + head) * f.splits + split) * (HeadDim + 2);
+}
+
+// What was seen of one head so far: its greatest score, times log2(e), and the sum of weights.
+struct Seen {
+  float most, sum;
+};
+
+__device__ __forceinline__ float weight_of(float score, float most) {
+  return most == -infinity() ? 0.0f : exp2f(score - most);
+}
+
+// Writes dimension `d` of a head: the result, or what `attention_merge` folds.
+template <int HeadDim>
+__device__ __forceinline__ void store_value(const AttentionFields& f, int64_t row, int64_t head,
+                                            int split, int d, Seen seen, float value) {
+  if (f.splits == 1) {
+    row_at(f.out, f.out_stride, row)[head * HeadDim + d] = value / seen.sum;
+    return;
+  }
+  float* partial = partial_at<HeadDim>(f, row, head, split);
+  if (d == 0) partial[0] = seen.most, partial[1] = seen.sum;
+  partial[2 + d] = value;
+}
+
+}  // namespace corral

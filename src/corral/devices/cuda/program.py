@@ -1,0 +1,94 @@
+"""A plan ready to run on a card: for each bucket of rows its launches, and perhaps one graph.
+
+rows of a batch ──▶ bucket ──▶ Pass ─┬─▶ launches, one call of the driver each
+                                     └─▶ graph: all of them in one call (small buckets)
+"""
+
+import ctypes
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from corral.devices.base import ModelBuffers
+from corral.devices.cuda.context import DeviceContext, Owned
+from corral.devices.cuda.driver import Driver
+from corral.devices.cuda.driver_execution import Fields, PreparedLaunch
+from corral.devices.cuda.launch import Launch
+from corral.devices.cuda.modules import Modules
+from corral.devices.staging import Staging
+from corral.memory.plan import Plan
+
+_WORD_BYTES = 8
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """The launches of one bucket, in order."""
+
+    bucket: int
+    launches: tuple[PreparedLaunch, ...]
+    graph: Owned | None = None
+    """Executable of all of them and the copy of the inputs, where they were captured."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaProgram:
+    """A plan lowered for one stream; read-only while evaluating."""
+
+    plan: Plan
+    buffers: ModelBuffers
+    staging: Staging
+    passes: tuple[Pass, ...]
+    """By bucket, ascending."""
+    closing: ExitStack = field(default_factory=ExitStack)
+
+    def pass_for(self, rows: int) -> Pass:
+        """Return the pass of the smallest bucket that holds so many rows."""
+        return self.passes[bisect_left(self.passes, rows, key=lambda each: each.bucket)]
+
+
+def prepare(
+    launches: Sequence[Launch], buffers: ModelBuffers, modules: Modules, driver: Driver, stream: int
+) -> tuple[PreparedLaunch, ...]:
+    """Write the fields of launches to records, from which the driver reads them at each launch.
+
+    Raises:
+        CapacityExceeded: if the record pool is smaller than the plan said.
+    """
+    address = buffers.records.take(len(launches))
+    prepared = []
+    for number, launch in enumerate(launches):
+        at = address + number * buffers.records.record_bytes
+        words = launch.words
+        ctypes.memmove(at, (ctypes.c_uint64 * len(words))(*words), len(words) * _WORD_BYTES)
+        function = modules.function(launch.instance, launch.shared_bytes)
+        fields = Fields(at, len(words) * _WORD_BYTES)
+        prepared.append(driver.prepare(function, launch.geometry, fields, stream))
+    return tuple(prepared)
+
+
+def capture(
+    each: Pass,
+    context: DeviceContext,
+    driver: Driver,
+    stream: int,
+    *,
+    before: PreparedLaunch,
+) -> Owned:
+    """Return an executable graph of what goes before a pass, and of its launches."""
+
+    def make() -> int:
+        driver.begin_capture(stream)
+        try:
+            before()
+            for launch in each.launches:
+                launch()
+        finally:
+            graph = driver.end_capture(stream)
+        try:
+            return driver.instantiate(graph)
+        finally:
+            driver.destroy_graph(graph)
+
+    return context.own("graph", make, driver.destroy_executable)

@@ -1,0 +1,53 @@
+"""Every operation and whole small models on a card, against formulas and the reference device."""
+
+import pytest
+
+import attention_cases
+import op_cases
+from corral.devices.reference.device import ReferenceDevice
+from corral.quant.types import DType
+from corral.tensor.rewrite import fuse
+from evaluation import Evaluation, random_weights
+from golden import nmse
+from transformers import batch, transformer
+
+FLOAT_NMSE = 1e-5
+QUANTIZED_NMSE = 5e-4
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+SIZES = {"width": 256, "heads": 8, "kv_heads": 2, "ffn": 512}
+
+
+@pytest.mark.parametrize("case", op_cases.CASES, ids=repr)
+def test_operation(device, case):
+    """Each gives what the formula says, from the rows of this batch and nothing else."""
+    op_cases.check(device, case)
+
+
+@pytest.mark.parametrize("case", attention_cases.CASES, ids=repr)
+def test_attention(device, case):
+    """Each row sees its own sequence's past, in or before this batch, and no other."""
+    attention_cases.check(device, case)
+
+
+def runs(device, graph, weights):
+    """Yield logits of a prompt, of a second one beside the first's next token, and of both."""
+    with Evaluation(device, graph, weights) as evaluation:
+        for lengths, starts in (((33, 2), (0, 0)), ((1, 40), (33, 2)), ((1, 1), (34, 42))):
+            yield evaluation.run(**batch(lengths, starts))[0]
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("kv_dtype", [DType.F32, DType.F16, DType.BF16, DType.Q8_0])
+@pytest.mark.parametrize("name", TYPES + K_TYPES)
+def test_models_agree_with_the_reference(device, name, kv_dtype, window):
+    """Prompts, single tokens and mixtures of both."""
+    dtype = DType[name]
+    graph = transformer(**SIZES, dtype=dtype, kv_dtype=kv_dtype, window=window)
+    weights = random_weights(graph)
+    tolerance = QUANTIZED_NMSE if dtype.is_quantized else FLOAT_NMSE
+    graph = fuse(graph, device.traits.fused)
+    with ReferenceDevice(device.traits.fused) as reference:
+        pairs = zip(runs(device, graph, weights), runs(reference, graph, weights), strict=True)
+        for actual, expected in pairs:
+            assert nmse(actual, expected) <= tolerance

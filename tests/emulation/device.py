@@ -1,0 +1,109 @@
+"""A device that is CUDA in all but the card: host memory, kernels run by the emulator.
+
+Weights are packed by the CUDA kernels, graphs lowered by the CUDA rules, every launch run in order.
+What needs compiling for one graph is compiled at once, file by file.
+"""
+
+import ctypes
+from collections import defaultdict
+
+import numpy as np
+
+from corral.devices.base import MemoryReading
+from corral.devices.cuda.launch import lower_graph
+from corral.devices.cuda.rules import RULES
+from corral.devices.cuda.traits import cuda_traits
+from corral.devices.cuda.weight_rules import pack
+from corral.devices.host import HostMemory, array_at
+from corral.devices.reference.storage import tensor_array
+from corral.devices.staging import Staging
+from corral.quant.dequantize import dequantize
+from corral.tensor.ops import Op
+from emulation import library, run
+
+
+class EmulatedDevice:
+    """Owner of host memory that plays the card's."""
+
+    name = "emulated"
+
+    def __init__(self, rules=RULES, traits=None):
+        self.traits = traits or cuda_traits(0)
+        self.rules = rules
+        self._memory = HostMemory(self.name)
+
+    @property
+    def allocated_bytes(self):
+        return self._memory.allocated_bytes
+
+    def memory(self):
+        return MemoryReading(1 << 34, 1 << 34, "emulated")
+
+    def allocate(self, size_bytes, lifetime):
+        return self._memory.allocate(size_bytes, lifetime)
+
+    def upload(self, slot, weights, first_row, data):
+        tensor, layout = slot.tensor, slot.form.layout
+        to = weights.address + slot.offset
+        if layout is None:
+            constant = tensor.op is Op.CONSTANT
+            values = (
+                np.frombuffer(data, np.float64)
+                if constant
+                else dequantize(data, tensor.dtype, (tensor.columns,))
+            )
+            array_at(to, values.shape, values.dtype)[:] = values
+            return
+        to += first_row // 16 * layout.row_block_bytes(tensor.columns, 16)
+        rows = len(data) // tensor.dtype.row_bytes(tensor.columns)
+        source = np.frombuffer(data, np.uint8)
+        run(pack(tensor.dtype, source.ctypes.data, to, rows, tensor.columns))
+
+    def backend(self):
+        return EmulatedBackend(self)
+
+    def close(self):
+        assert self.allocated_bytes == 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class EmulatedProgram:
+    """The launches of one plan."""
+
+    def __init__(self, plan, buffers, rules):
+        self.plan, self.buffers = plan, buffers
+        self.staging = Staging(plan, buffers)
+        self.launches = lower_graph(plan, buffers, rules, plan.graph.shape_class.rows)
+        names = defaultdict(set)
+        for launch in self.launches:
+            names[launch.instance.stem].add(launch.instance.name)
+        self.libraries = {stem: library(stem, tuple(sorted(all_))) for stem, all_ in names.items()}
+
+
+class EmulatedBackend:
+    """Runs launches one after the other."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def lower(self, plan, buffers, *, progress=None):
+        return EmulatedProgram(plan, buffers, self._device.rules)
+
+    def run(self, program, inputs, outputs):
+        plan, buffers = program.plan, program.buffers
+        program.staging.write(inputs, outputs)
+        to, size = buffers.inputs_address(plan), plan.staging.inputs_bytes
+        ctypes.memmove(to, buffers.staging.address, size)
+        for launch in program.launches:
+            run(launch, program.libraries[launch.instance.stem])
+
+    def read(self, program, tensor, rows):
+        return tensor_array(program.plan, program.buffers, tensor)[:rows]
+
+    def close(self):
+        pass
