@@ -4,8 +4,6 @@ Weights are packed by the CUDA kernels, graphs lowered by the CUDA rules, every 
 What needs compiling for one graph is compiled at once, file by file.
 """
 
-from collections import defaultdict
-
 import numpy as np
 
 from corral.devices.base import MemoryReading
@@ -18,7 +16,7 @@ from corral.devices.reference.storage import tensor_array
 from corral.devices.staging import Staging
 from corral.quant.dequantize import dequantize
 from corral.tensor.ops import Op
-from emulation import library, run
+from emulation import prepare_missing, run
 
 
 class EmulatedDevice:
@@ -78,10 +76,7 @@ class EmulatedProgram:
         self.plan, self.buffers = plan, buffers
         self.staging = Staging(plan, buffers)
         self.launches = lower_graph(plan, buffers, rules)
-        names = defaultdict(set)
-        for launch in self.launches:
-            names[launch.instance.stem].add(launch.instance.name)
-        self.libraries = {stem: library(stem, tuple(sorted(all_))) for stem, all_ in names.items()}
+        prepare_missing(launch.instance for launch in self.launches)
 
 
 class EmulatedBackend:
@@ -96,7 +91,7 @@ class EmulatedBackend:
     def run(self, program, inputs, outputs):
         program.staging.write(inputs, outputs)
         for launch in program.launches:
-            run(launch, program.libraries[launch.instance.stem])
+            run(launch)
 
     def read(self, program, tensor, rows):
         return tensor_array(program.plan, program.buffers, tensor)[:rows]
