@@ -8,12 +8,13 @@ the buffers of a test between guard zones. `needs_emulator` marks tests that nee
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import threading
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class EmulationError(Exception):
     """What a launch did wrong."""
 
 
-@lru_cache
+@cache
 def cuda_headers():
     """Return the folder that holds cuda_fp16.h, or None."""
     candidates = [Path(p) for p in os.environ.get("CPATH", "").split(":") if p]
@@ -126,7 +127,7 @@ def _digest(what, *files):
     return digest.hexdigest()[:24]
 
 
-@lru_cache
+@cache
 def _precompiled(flags):
     """Return a folder with the emulator's headers, the main one precompiled."""
     headers = sorted(HERE.glob("*.hpp"))
@@ -226,8 +227,40 @@ def address(array):
     return array.ctypes.data
 
 
-def run(launch, among=None):
-    """Run a `Launch`, with the library that has its instance or one made for it."""
-    instance = launch.instance
-    among = among or library(instance.stem, (instance.name,))
-    among.run(instance.name, launch.grid, launch.block, launch.shared_bytes, launch.words)
+_prepared = {}
+
+
+def prepare(stem, names):
+    """Compile instances together, which takes far less time than one by one."""
+    together = library(stem, tuple(names))
+    _prepared.update({(stem, name): together for name in names})
+
+
+def prepare_missing(instances):
+    """Compile those of the instances that were not prepared, file by file."""
+    missing = {}
+    for instance in instances:
+        if (instance.stem, instance.name) not in _prepared:
+            missing.setdefault(instance.stem, set()).add(instance.name)
+    for stem, names in missing.items():
+        prepare(stem, sorted(names))
+
+
+@cache
+def members(stem, name):
+    """Return the members of the struct that a kernel takes, as its source names them."""
+    text = "".join(path.read_text("utf-8") for path in sorted(KERNELS.rglob("*.cuh")))
+    text = (KERNELS / f"{stem}.cu").read_text("utf-8") + text
+    function = re.match(r"corral::(\w+)", name)[1]
+    kind = re.search(rf"\b{function}\(\s*__grid_constant__ const (\w+) f\)", text)[1]
+    body = re.search(rf"struct {kind} {{(.*?)\n}};", text, re.S)[1]
+    lines = re.findall(r"^ +([^/;]+);", body, re.M)
+    return [part.split()[-1].strip("*") for line in lines for part in line.split(",")]
+
+
+def run(launch):
+    """Run a `Launch`; its instance is compiled unless it was prepared."""
+    stem, name = launch.instance.stem, launch.instance.name
+    assert list(launch.fields) == members(stem, name), f"fields of {name}"
+    among = _prepared.get((stem, name)) or library(stem, (name,))
+    among.run(name, launch.grid, launch.block, launch.shared_bytes, launch.words)

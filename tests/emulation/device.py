@@ -5,11 +5,11 @@ What needs compiling for one graph is compiled at once, file by file.
 """
 
 import ctypes
-from collections import defaultdict
 
 import numpy as np
 
 from corral.devices.base import MemoryReading
+from corral.devices.contextless import Contextless
 from corral.devices.cuda.launch import lower_graph
 from corral.devices.cuda.rules import RULES
 from corral.devices.cuda.traits import cuda_traits
@@ -19,10 +19,10 @@ from corral.devices.reference.storage import tensor_array
 from corral.devices.staging import Staging
 from corral.quant.dequantize import dequantize
 from corral.tensor.ops import Op
-from emulation import library, run
+from emulation import prepare_missing, run
 
 
-class EmulatedDevice:
+class EmulatedDevice(Contextless):
     """Owner of host memory that plays the card's."""
 
     name = "emulated"
@@ -79,10 +79,7 @@ class EmulatedProgram:
         self.plan, self.buffers = plan, buffers
         self.staging = Staging(plan, buffers)
         self.launches = lower_graph(plan, buffers, rules, plan.graph.shape_class.rows)
-        names = defaultdict(set)
-        for launch in self.launches:
-            names[launch.instance.stem].add(launch.instance.name)
-        self.libraries = {stem: library(stem, tuple(sorted(all_))) for stem, all_ in names.items()}
+        prepare_missing(launch.instance for launch in self.launches)
 
 
 class EmulatedBackend:
@@ -94,13 +91,16 @@ class EmulatedBackend:
     def lower(self, plan, buffers, *, progress=None):
         return EmulatedProgram(plan, buffers, self._device.rules)
 
+    def upload(self, slot, weights, first_row, data, through):
+        self._device.upload(slot, weights, first_row, data)
+
     def run(self, program, inputs, outputs):
         plan, buffers = program.plan, program.buffers
         program.staging.write(inputs, outputs)
         to, size = buffers.inputs_address(plan), plan.staging.inputs_bytes
         ctypes.memmove(to, buffers.staging.address, size)
         for launch in program.launches:
-            run(launch, program.libraries[launch.instance.stem])
+            run(launch)
 
     def read(self, program, tensor, rows):
         return tensor_array(program.plan, program.buffers, tensor)[:rows]

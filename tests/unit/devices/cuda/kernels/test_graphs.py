@@ -6,6 +6,7 @@ import attention_cases
 import op_cases
 from emulation import needs_emulator
 from emulation.device import EmulatedDevice
+from emulation.instances import prepare_common
 
 pytestmark = needs_emulator
 
@@ -13,6 +14,7 @@ pytestmark = needs_emulator
 @pytest.fixture(scope="module")
 def emulated():
     """A CUDA device without a card; all its bytes are back at the end."""
+    prepare_common("matmul", "elementwise", "embed", "pack")
     with EmulatedDevice() as device:
         yield device
 

@@ -8,8 +8,15 @@ from corral.devices.packing import pack_rows
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
 from emulation import Memory, address, needs_emulator, run
+from emulation.instances import prepare_common
 
 pytestmark = needs_emulator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    prepare_common("pack")
 
 
 def random_rows(dtype, rows, columns, seed):

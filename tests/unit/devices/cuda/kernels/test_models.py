@@ -1,0 +1,53 @@
+"""Tiny models of every family through the engine, their graphs run launch by launch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tiny
+from corral.devices.cuda.traits import cuda_traits
+from corral.devices.reference.device import ReferenceDevice
+from corral.models.footprint import Limits
+from corral.quant.types import DType
+from emulation import needs_emulator
+from emulation.device import EmulatedDevice
+from emulation.instances import prepare_common
+from golden import nmse
+from loaded import Loaded, Recorder, prompt
+
+pytestmark = needs_emulator
+
+LIMITS = Limits(context=64, parallel=2, kv_type="f16", chunk=8, outputs=4)
+SPLIT = {"segment_blocks": 1, "segment_bytes": 4096}
+"""Scratch that lets attention be cut."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the models share, at once."""
+    prepare_common("matmul", "elementwise", "embed", "pack")
+
+
+def logits(path, device):
+    """Return the logits of a prompt in chunks and of tokens after it, beside another sequence."""
+    loaded = Loaded(path, device, LIMITS)
+    recorder = Recorder.on(loaded)
+    sequences = [loaded.submit(prompt(length), 3, temperature=0) for length in (37, 5)]
+    loaded.finish(*sequences)
+    rows = [np.stack(recorder.logits[sequence]) for sequence in sequences]
+    loaded.close()
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.Q8_0], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_family(tmp_path, family, dtype):
+    """Prefill in chunks and decoding give what the reference gives with the same fusions."""
+    path = tiny.write(tmp_path / "m.gguf", family, table=tiny.tensors(family, dtype=dtype))
+    traits = replace(cuda_traits(0), **SPLIT)
+    with ReferenceDevice(traits.fused) as reference:
+        expected = logits(path, reference)
+    with EmulatedDevice(traits=traits) as emulated:
+        actual = logits(path, emulated)
+    assert nmse(actual, expected) <= (1e-5 if dtype is DType.F32 else 5e-4)
