@@ -53,7 +53,7 @@ def cuda_headers():
     for base in spec.submodule_search_locations if spec else ():
         candidates += sorted(Path(base).glob("*/include"))
     candidates += [Path("/usr/local/cuda/include")]
-    needed = ("cuda_fp16.h", "vector_functions.h")
+    needed = ("cuda_fp16.h", "vector_functions.h", "crt/host_defines.h")
     found = (path for path in candidates if all((path / name).exists() for name in needed))
     return next(found, None)
 

@@ -412,7 +412,7 @@ inline void describe_deadlock() {
   m.message = text;
 }
 
-inline void begin_block(bool first) {
+inline void begin_block() {
   Machine& m = machine();
   m.threads = m.live = blockDim.x * blockDim.y * blockDim.z;
   m.votes = 0;
@@ -450,7 +450,7 @@ inline void end_block() {
 
 inline void run_block(bool backwards) {
   Machine& m = machine();
-  begin_block(false);
+  begin_block();
   while (m.live && !m.failed) {
     bool has_progress = false;
     for (int k = 0; k < m.threads && !m.failed; k++) {

@@ -84,8 +84,7 @@ constexpr uint32_t kOnes = 0x01010101u;
 template <class Layout, class X>
 __device__ __forceinline__ void add_chunk(float (&sums)[4], const Codes (&codes)[4],
                                           const float (&scales)[Layout::kParts][4],
-                                          const float (&offsets)[Layout::kParts][4], int part,
-                                          const X& x) {
+                                          const float (&offsets)[Layout::kParts][4], const X& x) {
   constexpr bool kHasHigh = Layout::kBits != 8;
   float ones_low = 0.0f, ones_high = 0.0f;
   if constexpr (Layout::kHasOffset) {
@@ -151,7 +150,7 @@ struct PackedSums {
         if (t >= tokens) break;
         const X x = X::template load<Layout>(row_at(f.x, f.x_stride, first + t), f.columns, g,
                                              chunk);
-        add_chunk<Layout, X>(sums[t], codes, scales, offsets, 0, x);
+        add_chunk<Layout, X>(sums[t], codes, scales, offsets, x);
       }
     }
   }
@@ -225,7 +224,8 @@ __global__ void __launch_bounds__(kMatmulThreads) matmul(__grid_constant__ const
   }
   __syncthreads();
   for (int i = threadIdx.x; i < tokens * kRows; i += kMatmulThreads) {
-    const int64_t token = first + i / kRows, row = blockIdx.x * static_cast<int64_t>(kRows) + i % kRows;
+    const int64_t token = first + i / kRows;
+    const int64_t row = blockIdx.x * static_cast<int64_t>(kRows) + i % kRows;
     if (row >= f.rows) continue;
     float sum = 0.0f;
 #pragma unroll
