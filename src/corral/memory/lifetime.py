@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from corral.tensor.graph import Graph
 from corral.tensor.ops import Op
+from corral.tensor.steps import steps
 from corral.tensor.tensor import Tensor
 
 
@@ -56,14 +57,20 @@ class Liveness:
     """Every scratch value to the one whose bytes it uses; itself where it has its own."""
 
 
-def liveness(graph: Graph) -> Liveness:
+def liveness(graph: Graph, *, joins_gates: bool = False) -> Liveness:
     """Return when each scratch value of the graph needs its bytes.
 
     A value takes over the bytes of a source where its operation allows it, the sizes are equal and
     nobody reads the source later. Views and KV appends own nothing. Outputs live to the end, what
-    another device computed lives from the beginning.
+    another device computed lives from the beginning. Where a device joins two products and their
+    gate, what the products read lives until the gate.
     """
     last_use = _last_uses(graph)
+    if joins_gates:
+        numbers = {node: number for number, node in enumerate(graph)}
+        for step in steps(graph):
+            if step.gate is not None:
+                last_use[step.x] = max(last_use[step.x], numbers[step.gate])
     received = graph.leaves(Op.RECEIVED)
     owner = {tensor: tensor for tensor in received}
     first = dict.fromkeys(received, 0)

@@ -7,6 +7,7 @@ Plans + weights + state ──▶ ModelPlan ──▶ footprint: bytes by lifeti
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from corral.memory.factors import FactorSpace, factor_space
 from corral.memory.lifetime import Lifetime, liveness
 from corral.memory.planner import ScratchLayout, align, place
 from corral.memory.stored import WeightsLayout, place_weights
@@ -18,6 +19,7 @@ from corral.tensor.tensor import Tensor
 COUNTS = "counts"
 """Name of the staging slot with two I64: rows and outputs of this batch."""
 COUNTS_BYTES = 16
+FACTORS_ALIGNMENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Plan:
     """Scratch of one worker, enough for the widest matrix product."""
     segments_bytes: int
     """Scratch for segments of attention, one row of each sequence."""
+    factors: FactorSpace
+    """Scratch for products of many rows."""
 
     @property
     def segments_offset(self) -> int:
@@ -63,9 +67,15 @@ class Plan:
         return self.scratch.size_bytes + self.traits.workers * self.workspace_bytes
 
     @property
+    def factors_offset(self) -> int:
+        """Where the factors of products lie in the arena."""
+        end = self.segments_offset + self.segments_bytes
+        return align(end, FACTORS_ALIGNMENT) if self.factors.size_bytes else end
+
+    @property
     def inputs_offset(self) -> int:
         """Where a device with memory of its own has its copy of the inputs in the arena."""
-        return self.segments_offset + self.segments_bytes
+        return self.factors_offset + self.factors.size_bytes
 
     @property
     def scratch_bytes(self) -> int:
@@ -96,7 +106,9 @@ class Plan:
 
 def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
     """Plan one graph for one kind of device."""
-    lives = liveness(graph)
+    lives = liveness(graph, joins_gates=traits.narrow_rows > 0)
+    rows = graph.shape_class.rows
+    is_wide = 0 < traits.narrow_rows < rows
     scratch = place(lives.intervals, traits.alignment)
     return Plan(
         graph,
@@ -106,6 +118,7 @@ def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
         _place_staging(graph.leaves(Op.INPUT), graph.outputs, traits),
         _workspace_bytes(graph, traits),
         _segments_bytes(graph, graph.shape_class, traits),
+        factor_space(graph, rows) if is_wide else FactorSpace(),
     )
 
 

@@ -41,6 +41,11 @@ class DeviceTraits:
     """Scratch of such a segment for one query head, beside the F32 sums of its dimensions."""
     two_records: frozenset[Op] = frozenset()
     """Operations that take two records."""
+    narrow_rows: int = 0
+    """Batches of more rows are multiplied through factors of 16 bits; 0: none are.
+
+    Such a device also computes two products and their gate in one go.
+    """
     buckets: tuple[int, ...] = ()
     """Numbers of rows that a plan is lowered for, each by itself; without any, for all at once."""
     context_bytes: int = 0

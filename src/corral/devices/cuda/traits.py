@@ -28,6 +28,7 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         segments=SEGMENTS,
         segment_bytes=8,
         two_records=frozenset({Op.ATTENTION}),
+        narrow_rows=DECODE_BUCKETS[-1],
         buckets=DECODE_BUCKETS + _PREFILL_BUCKETS,
         loading_bytes=64 << 20,
         readers=8,
