@@ -134,7 +134,7 @@ DEQUANTIZE_FIELDS = ("weights", "out", "rows", "columns", "stride", "first_row",
 """`spread` is 1, or 2 for gate and up in turns of 8 rows: then `first_row` is 0 and 8."""
 _DEQUANTIZE_THREADS = 256
 _SCALES = {Scales.HALF: 0, Scales.SIGNED: 1, Scales.UNSIGNED: 2, Scales.EXPONENT: 3}
-_VALUES = {None: 0, IQ4_VALUES: 1, MXFP4_VALUES: 2}
+_VALUES: dict[tuple[int, ...] | None, int] = {None: 0, IQ4_VALUES: 1, MXFP4_VALUES: 2}
 
 
 def dequantize(dtype: DType, rows: int, columns: int, *, is_tiled: bool) -> Kernel:

@@ -52,10 +52,9 @@ def test_values_are_those_of_the_file_rounded_to_the_element(dtype, is_tiled):
 def test_columns_that_fill_no_tile_are_followed_by_zeros(dtype):
     form = prefill_launch.form_of(dtype)
     actual, values = run(dtype, 20, 96, True)
-    matrices = np.split(elements(actual[:20], form), form.matrices, axis=1)
-    for matrix, expected in zip(
-        matrices, np.split(elements(right_factor(values, form), form), form.matrices, axis=1)
-    ):
+    both = (elements(actual[:20], form), elements(right_factor(values, form), form))
+    matrices = (np.split(factor, form.matrices, axis=1) for factor in both)
+    for matrix, expected in zip(*matrices, strict=True):
         assert (matrix[:, 96:] == 0).all()
         assert nmse(matrix, expected) <= 1e-6
 
