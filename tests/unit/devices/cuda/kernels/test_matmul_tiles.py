@@ -1,27 +1,32 @@
-"""Products of factors in tiles, on mma.sync."""
+"""Products of factors in tiles: mma.sync on the emulator, wgmma, too, where there is a device."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import emulation
 import formulas
 from corral.devices.cuda import prefill_launch
-from corral.devices.cuda.prefill_launch import Finish, Form
-from emulation import EmulationError, Memory, address, emulate, needs_emulator
+from corral.devices.cuda.prefill_launch import Chip, Finish, Form
+from emulation import Memory, address, emulate, needs_emulator
 from factors import elements, from_tiles, left_factor, right_factor, to_tiles
 from golden import nmse
 
 pytestmark = needs_emulator
 
+IS_DEVICE = getattr(emulation, "IS_DEVICE", False)
+VARIANTS = ("mma", *(("wgmma-256", "wgmma-128", "wgmma-256-alone") if IS_DEVICE else ()))
 TOLERANCES = {Form.BF16: 1e-5, Form.F16: 1e-6, Form.SPLIT: 1e-9}
 
 
 class Case:
     """A product, and what it needs in memory."""
 
-    def __init__(self, form, capacity, rows, columns, inner, finish=Finish.PLAIN):
+    def __init__(self, variant, form, capacity, rows, columns, inner, finish=Finish.PLAIN):
         generator = np.random.default_rng(rows + columns + inner)
         self.form, self.capacity, self.rows, self.columns = form, capacity, rows, columns
-        self.finish = finish
+        self.variant, self.finish = variant, finish
         self.x = generator.normal(size=(rows, inner)).astype(np.float32)
         self.weights = generator.normal(size=(columns, inner)).astype(np.float32)
         self.weights /= np.float32(np.sqrt(inner))
@@ -41,7 +46,7 @@ class Case:
         self.scales = memory.of(scales)
 
     def run(self, out, out_stride, **more):
-        kernel = prefill_launch.mma_product(self.form, self.finish, self.capacity, self.columns)
+        kernel = self.kernel()
         fields = dict.fromkeys(prefill_launch.PRODUCT_FIELDS, 0) | {
             "x": address(self.left),
             "weights": address(self.right),
@@ -58,6 +63,16 @@ class Case:
         emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, kernel.shared_bytes, words)
         self.memory.check()
 
+    def kernel(self):
+        shape = (self.form, self.finish, self.capacity, self.columns)
+        if self.variant == "mma":
+            return prefill_launch.mma_product(*shape)
+        width = int(self.variant.split("-")[1])
+        kernel = prefill_launch.wgmma_product(*shape, width, Chip(4, True))
+        if self.variant.endswith("alone"):
+            kernel = replace(kernel, name=kernel.name.replace(",2>", ",1>"))
+        return kernel
+
     @property
     def product(self):
         return self.x.astype(np.float64) @ self.weights.T.astype(np.float64)
@@ -72,18 +87,24 @@ def by_row(actual, expected):
     return nmse(actual / size, expected / size)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("form", Form)
-@pytest.mark.parametrize("capacity, rows, columns, inner", [(130, 129, 136, 96), (70, 3, 576, 64)])
-def test_products_of_odd_shapes(form, capacity, rows, columns, inner):
-    case = Case(form, capacity, rows, columns, inner)
+@pytest.mark.parametrize(
+    "capacity, rows, columns, inner", [(130, 129, 136, 96), (70, 3, 576, 64), (400, 390, 640, 256)]
+)
+def test_products_of_odd_shapes(variant, form, capacity, rows, columns, inner):
+    if not IS_DEVICE and capacity > 200:
+        pytest.skip("takes long on the emulator")
+    case = Case(variant, form, capacity, rows, columns, inner)
     out = case.empty()
     case.run(out, out.strides[0])
     assert by_row(out[:rows], case.product) <= TOLERANCES[form]
     assert np.isnan(out[rows:]).all()
 
 
-def test_bias_residual_and_three_places():
-    case = Case(Form.BF16, 20, 17, 200, 192)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bias_residual_and_three_places(variant):
+    case = Case(variant, Form.BF16, 20, 17, 200, 192)
     generator = np.random.default_rng(0)
     bias = case.memory.of(generator.normal(size=200).astype(np.float32))
     q, k, v = case.empty(136), case.empty(40), case.empty(24)
@@ -107,17 +128,19 @@ def test_bias_residual_and_three_places():
     np.testing.assert_array_equal(out[17:], before[17:])
 
 
-def test_an_odd_number_of_columns():
-    case = Case(Form.BF16, 20, 20, 131, 64)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_odd_number_of_columns(variant):
+    case = Case(variant, Form.BF16, 20, 20, 131, 64)
     out = case.empty()
     case.run(out, out.strides[0])
     assert nmse(out, case.product) <= 1e-5
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("finish", [Finish.SILU, Finish.GELU])
-def test_gate_and_up_in_turns_give_the_factor_of_the_next_product(finish):
+def test_gate_and_up_in_turns_give_the_factor_of_the_next_product(variant, finish):
     columns = 2 * 72
-    case = Case(Form.BF16, 20, 17, columns, 64, finish)
+    case = Case(variant, Form.BF16, 20, 17, columns, 64, finish)
     out = case.memory.empty(2 * 128 * 64, np.uint16)
     case.run(out, 2)
     turns = case.product.reshape(17, -1, 2, 8)
@@ -128,8 +151,12 @@ def test_gate_and_up_in_turns_give_the_factor_of_the_next_product(finish):
     assert np.isnan(actual[17:]).all()
 
 
-def test_rows_do_not_depend_on_their_neighbours():
-    many, few = Case(Form.BF16, 130, 130, 64, 64), Case(Form.BF16, 130, 130, 64, 64)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_do_not_depend_on_their_neighbours(variant):
+    many, few = (
+        Case(variant, Form.BF16, 130, 130, 64, 64),
+        Case(variant, Form.BF16, 130, 130, 64, 64),
+    )
     few.count[0] = 3
     outs = []
     for case in (many, few):
@@ -138,15 +165,10 @@ def test_rows_do_not_depend_on_their_neighbours():
     np.testing.assert_array_equal(outs[0][:3], outs[1][:3])
 
 
-def test_no_rows_are_no_work():
-    case = Case(Form.BF16, 20, 1, 64, 64)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_rows_are_no_work(variant):
+    case = Case(variant, Form.BF16, 20, 1, 64, 64)
     case.count[0] = 0
     out = case.empty()
     case.run(out, out.strides[0])
     assert np.isnan(out).all()
-
-
-def test_fields_have_the_order_of_the_struct():
-    with pytest.raises(EmulationError):
-        kernel = prefill_launch.mma_product(Form.BF16, Finish.PLAIN, 1, 1)
-        emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, 0, (0,) * 16)
