@@ -25,8 +25,6 @@ TILE_COLUMNS = 64
 TILE_BYTES = TILE_ROWS * TILE_COLUMNS * 2
 WIDEST_TILE = 256
 """Columns of the result that one block of `matmul_wgmma` computes: weights are padded to it."""
-_ROWS_TOGETHER = 2 * TILE_ROWS
-"""Rows that a cluster of two blocks computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +76,25 @@ class Finish(enum.Enum):
     PLAIN = 0
     SILU = 1
     GELU = 2
+    SILU_ROWS = 3
+    GELU_ROWS = 4
 
 
-FINISHES = {Activation.SILU: Finish.SILU, Activation.GELU: Finish.GELU}
+class Mixed(enum.Enum):
+    """What attention gives; the values are those of attention.cuh."""
+
+    FLOATS = 0
+    TILES = 1
+    ROWS = 2
+
+
+FINISHES = {
+    (Activation.SILU, True): Finish.SILU,
+    (Activation.GELU, True): Finish.GELU,
+    (Activation.SILU, False): Finish.SILU_ROWS,
+    (Activation.GELU, False): Finish.GELU_ROWS,
+}
+"""By activation, and whether the next product reads tiles."""
 GATED_SOURCES = {Activation.SILU: Source.SILU, Activation.GELU: Source.GELU}
 
 _FORMS = {DType.F32: Form.SPLIT, DType.F16: Form.F16}
@@ -208,7 +222,7 @@ PRODUCT_FIELDS = (
     "scales",
 )
 """A product that has one place for its result has `columns` in columns_1 and columns_2, too."""
-_MMA_THREADS, _MMA_STAGES = 256, 3
+_MMA_STAGES = 3
 _WGMMA_THREADS = 384
 _WGMMA_STAGES = {256: 4, 128: 6}
 _BARRIER_BYTES = 128
@@ -231,38 +245,37 @@ def product(form: Form, finish: Finish, rows: int, columns: int, chip: Chip) -> 
     return wgmma_product(form, finish, rows, columns, width_for(rows, columns, chip), chip)
 
 
-def mma_product(form: Form, finish: Finish, rows: int, columns: int) -> Kernel:
-    """Return the launch of a product by mma.sync."""
-    blocks = -(-rows // TILE_ROWS) * -(-columns // TILE_ROWS)
-    name = f"corral::matmul_tiles<{form.element},{finish.value}>"
+def mma_product(form: Form, finish: Finish, rows: int, columns: int, blocks: int = 4) -> Kernel:
+    """Return the launch of a product by mma.sync; warps compute 64 × 8 · `blocks`."""
+    tiles = -(-rows // TILE_ROWS) * -(-columns // TILE_ROWS)
+    name = f"corral::matmul_tiles<{form.element},{finish.value},{blocks}>"
     shared = _MMA_STAGES * 2 * TILE_BYTES
-    return Kernel("matmul_tiles", name, (blocks, 1, 1), _MMA_THREADS, shared)
+    return Kernel("matmul_tiles", name, (tiles, 1, 1), 1024 // blocks, shared)
 
 
 def wgmma_product(
     form: Form, finish: Finish, rows: int, columns: int, width: int, chip: Chip
 ) -> Kernel:
     """Return the launch of a product by wgmma whose blocks compute 128 × `width`."""
-    clusters = -(-rows // _ROWS_TOGETHER) * -(-columns // width)
-    name = f"corral::matmul_wgmma<{form.element},{finish.value},{width},2>"
+    tiles = -(-rows // TILE_ROWS) * -(-columns // width)
+    name = f"corral::matmul_wgmma<{form.element},{finish.value},{width}>"
     stage = TILE_BYTES * (1 + width // TILE_ROWS)
     shared = _WGMMA_STAGES[width] * stage + _BARRIER_BYTES + _ALIGNMENT
-    blocks = 2 * min(clusters, chip.multiprocessors // 2)
-    return Kernel("matmul_wgmma", name, (blocks, 1, 1), _WGMMA_THREADS, shared)
+    grid = (min(tiles, chip.multiprocessors), 1, 1)
+    return Kernel("matmul_wgmma", name, grid, _WGMMA_THREADS, shared)
 
 
 def width_for(rows: int, columns: int, chip: Chip) -> int:
     """Return how wide the tiles of `matmul_wgmma` are best: wide ones are quicker, if all work."""
 
     def cost(width: int) -> float:
-        clusters = -(-rows // _ROWS_TOGETHER) * -(-columns // width)
-        rounds = -(-clusters // (chip.multiprocessors // 2))
-        return rounds * (width + _NARROW_LOSS)
+        tiles = -(-rows // TILE_ROWS) * -(-columns // width)
+        return -(-tiles // chip.multiprocessors) * (width + _NARROW_LOSS)
 
     return min(_WGMMA_STAGES, key=cost)
 
 
-_NARROW_LOSS = 16
+_NARROW_LOSS = 8
 """Columns that a block could compute in the time that a tile costs beside its products."""
 
 
@@ -284,7 +297,8 @@ ATTENTION_FIELDS = (
     "window",
     "softcap",
 )
-_ATTENTION_THREADS = 128
+_ATTENTION_STAGES = 2
+_WGMMA_HEAD_DIMS = (64, 128)
 _STORED = {DType.F16: 0, DType.BF16: 1, DType.F32: 2, DType.Q8_0: 3}
 
 
@@ -306,16 +320,35 @@ class Heads:
         return self.heads // self.kv_heads
 
 
-def attention(heads: Heads, rows: int, *, to_tiles: bool) -> Kernel:
+def attention(heads: Heads, rows: int, chip: Chip, *, to: Mixed) -> Kernel:
     """Return the launch of attention for at most `rows` rows of the batch."""
+    if chip.has_wgmma and heads.head_dim in _WGMMA_HEAD_DIMS:
+        return wgmma_attention(heads, rows, to=to)
+    return mma_attention(heads, rows, to=to)
+
+
+def mma_attention(heads: Heads, rows: int, *, to: Mixed) -> Kernel:
+    """Return the launch of attention by mma.sync."""
     dim = heads.head_dim
     fragment_rows, keys = (128, 64) if dim <= 128 else (64, 32)
-    tiles = -(-rows // (fragment_rows // heads.group))
-    flags = (heads.is_windowed, heads.is_capped, to_tiles)
-    parameters = (dim, heads.group, _STORED[heads.stored], *map(_word, flags))
-    name = f"corral::attention_tiles<{','.join(map(str, parameters))}>"
+    grid = (heads.kv_heads, -(-rows // (fragment_rows // heads.group)), 1)
+    name = f"corral::attention_tiles<{_attention_parameters(heads, to)}>"
     shared = (fragment_rows + 2 * keys) * (2 * dim + 16) + 2 * 4 * fragment_rows
-    return Kernel("attention_tiles", name, (tiles, heads.kv_heads, 1), _ATTENTION_THREADS, shared)
+    return Kernel("attention_tiles", name, grid, 128, shared)
+
+
+def wgmma_attention(heads: Heads, rows: int, *, to: Mixed) -> Kernel:
+    """Return the launch of attention by wgmma; head_dim is 64 or 128."""
+    grid = (heads.kv_heads, -(-rows // (TILE_ROWS // heads.group)), 1)
+    name = f"corral::attention_wgmma<{_attention_parameters(heads, to)}>"
+    shared = (1 + 2 * _ATTENTION_STAGES) * heads.head_dim // 64 * TILE_BYTES + _ALIGNMENT
+    return Kernel("attention_wgmma", name, grid, _WGMMA_THREADS, shared)
+
+
+def _attention_parameters(heads: Heads, to: Mixed) -> str:
+    flags = map(_word, (heads.is_windowed, heads.is_capped))
+    parameters = (heads.head_dim, heads.group, _STORED[heads.stored], *flags, to.value)
+    return ",".join(map(str, parameters))
 
 
 assert BLOCK_TOKENS == 32, "attention_tiles.cu knows it"

@@ -7,36 +7,23 @@
 
 namespace corral {
 
-constexpr int MATMUL_THREADS = 256;
 constexpr int MATMUL_STAGES = 3;
-constexpr int ROW_TILES_TOGETHER = 16;  // blocks that run at once share tiles of the weights in L2
 
-struct Place {
-  int64_t row_tile, column_tile;
-};
-
-// The n-th tile of the result: down groups of row tiles first, then along the columns.
-inline __device__ Place place_of(int64_t n, int64_t row_tiles, int64_t column_tiles) {
-  const int64_t group = n / (ROW_TILES_TOGETHER * column_tiles), first = group * ROW_TILES_TOGETHER;
-  const int64_t rest = n - group * ROW_TILES_TOGETHER * column_tiles;
-  const int64_t height = row_tiles - first < ROW_TILES_TOGETHER ? row_tiles - first : ROW_TILES_TOGETHER;
-  return {first + rest % height, rest / height};
-}
-
-// 8 warps, each 64 rows × 32 columns.
-template <class Element, int FINISH>
-__global__ void __launch_bounds__(MATMUL_THREADS, 2)
+// Warps compute 64 rows × 8 · BLOCKS columns each.
+template <class Element, int FINISH, int BLOCKS>
+__global__ void __launch_bounds__(1024 / BLOCKS, 2)
 matmul_tiles(const __grid_constant__ Product f) {
+  constexpr int MATMUL_THREADS = 1024 / BLOCKS, ACROSS = 16 / BLOCKS;
   launch_dependents();
   wait_for_previous();
   const int64_t count = *f.count, row_tiles = (count + TILE_ROWS - 1) / TILE_ROWS;
   const int64_t column_tiles = (f.columns + TILE_ROWS - 1) / TILE_ROWS;
   if (blockIdx.x >= row_tiles * column_tiles) return;
-  const Place place = place_of(blockIdx.x, row_tiles, column_tiles);
+  const Tile place = tile_of(blockIdx.x, row_tiles, column_tiles);
   const char* x = f.x + place.row_tile * f.tiles * TILE_BYTES;
   const char* weights = f.weights + place.column_tile * f.tiles * TILE_BYTES;
   unsigned char* shared = dynamic_shared();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows_at = warp / 4 * 64, columns_at = warp % 4 * 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows_at = warp / ACROSS * 64, columns_at = warp % ACROSS * 8 * BLOCKS;
 
   const auto fetch = [&](int64_t tile) {
     if (tile < f.tiles) {
@@ -50,7 +37,7 @@ matmul_tiles(const __grid_constant__ Product f) {
     cp_async_commit();
   };
 
-  float sums[4][4][4] = {};
+  float sums[4][BLOCKS][4] = {};
   for (int stage = 0; stage < MATMUL_STAGES - 1; stage++) fetch(stage);
   // lane l points at row l % 16 of a fragment, at its chunk l / 16
   const int row = lane % 16, swizzle = row & 7;
@@ -63,15 +50,15 @@ matmul_tiles(const __grid_constant__ Product f) {
 #pragma unroll
     for (int step = 0; step < TILE_COLUMNS / 16; step++) {
       const int chunk = (2 * step + lane / 16) ^ swizzle;
-      uint32_t a[4][4], b[2][4];
+      uint32_t a[4][4], b[BLOCKS / 2][4];
 #pragma unroll
-      for (int i = 0; i < 2; i++) load_matrices(b[i], right + i * 16 * 128 + chunk * 16);
+      for (int i = 0; i < BLOCKS / 2; i++) load_matrices(b[i], right + i * 16 * 128 + chunk * 16);
 #pragma unroll
       for (int i = 0; i < 4; i++) load_matrices(a[i], left + i * 16 * 128 + chunk * 16);
 #pragma unroll
       for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < BLOCKS; j++) {
           const uint32_t pair[2] = {b[j / 2][j % 2], b[j / 2][j % 2 + 2]};
           mma(sums[i][j], a[i], pair, Element());
         }
@@ -79,7 +66,7 @@ matmul_tiles(const __grid_constant__ Product f) {
   }
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    store_fragment<FINISH, 4>(f, count, place.row_tile * TILE_ROWS + rows_at + 16 * i,
+    store_fragment<FINISH, BLOCKS>(f, count, place.row_tile * TILE_ROWS + rows_at + 16 * i,
                               place.column_tile * TILE_ROWS + columns_at, sums[i][0]);
 }
 

@@ -1,11 +1,18 @@
-// Instructions of sm_90a: products of a warpgroup with both factors in shared memory, clusters, registers moved between
-// warps. Source: PTX ISA 8.x. The emulator has none of them; each has another path for other architectures.
+// Instructions of sm_90a: products of a warpgroup, registers moved between warpgroups. Source: PTX ISA 8.x. The emulator has none of them; each has another path for other architectures.
 #pragma once
 #include "ptx.cuh"
 
 #if !defined(CORRAL_EMULATION) && CORRAL_ARCH >= 900
 
 namespace corral {
+
+// Describes rows of 128 bytes that are the 16 columns' rows, not the result's columns: `panel` bytes further are the next 64
+// columns of the result.
+inline __device__ uint64_t rows_at(const void* shared, uint32_t panel) {
+  const uint64_t eight_rows = 1024, swizzle_128 = 1;
+  return (shared_address(shared) & 0x3FFFF) >> 4 | static_cast<uint64_t>(panel >> 4) << 16 | (eight_rows >> 4) << 32 |
+         swizzle_128 << 62;
+}
 
 // Of the warpgroup that calls it: takes registers, or gives some away.
 template <int REGISTERS>
@@ -27,6 +34,13 @@ inline __device__ uint64_t factor_at(const void* shared) {
 // Orders the registers of sums before the products that follow.
 inline __device__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline __device__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Keeps the compiler from moving what reads or writes sums over the instructions around it.
+template <int COUNT>
+inline __device__ void settle(float (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
 
 template <int PENDING>
 inline __device__ void products_wait() {
@@ -87,48 +101,30 @@ inline __device__ void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool
   CORRAL_PRODUCT_128("f16");
 }
 
-// Clusters: this block's number in it, and a barrier for all its threads.
-inline __device__ uint32_t block_in_cluster() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-inline __device__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Arrives at the same barrier of another block of the cluster.
-inline __device__ void barrier_arrive_at(uint64_t* barrier, uint32_t block) {
+// d += a · b for a of 64 × 16 in registers, as mma has it, and 16 rows of b, which lie in shared memory row by row.
+inline __device__ void multiply_add_rows(float (&d)[64], const uint32_t* a, uint64_t b) {
   asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
-      "r"(block)
-      : "memory");
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
+      "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
+      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24),
+        CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// Waits for a phase that other blocks of the cluster arrive at, too.
-inline __device__ void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  uint32_t is_done;
-  do {
-    asm volatile(
-        "{\n .reg .pred p;\n"
-        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(is_done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  } while (!is_done);
-}
-
-// Copies to the same place of every block of the cluster whose bit is set, and counts at each one's barrier.
-inline __device__ void bulk_copy_to(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint16_t blocks) {
+inline __device__ void multiply_add_rows(float (&d)[32], const uint32_t* a, uint64_t b) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(blocks)
-      : "memory");
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 }  // namespace corral
