@@ -222,7 +222,7 @@ PRODUCT_FIELDS = (
     "scales",
 )
 """A product that has one place for its result has `columns` in columns_1 and columns_2, too."""
-_MMA_STAGES = 3
+_MMA_THREADS, _MMA_STAGES = 256, 3
 _WGMMA_THREADS = 384
 _WGMMA_STAGES = {256: 4, 128: 6}
 _BARRIER_BYTES = 128
@@ -245,12 +245,12 @@ def product(form: Form, finish: Finish, rows: int, columns: int, chip: Chip) -> 
     return wgmma_product(form, finish, rows, columns, width_for(rows, columns, chip), chip)
 
 
-def mma_product(form: Form, finish: Finish, rows: int, columns: int, blocks: int = 4) -> Kernel:
-    """Return the launch of a product by mma.sync; warps compute 64 × 8 · `blocks`."""
+def mma_product(form: Form, finish: Finish, rows: int, columns: int) -> Kernel:
+    """Return the launch of a product by mma.sync."""
     tiles = -(-rows // TILE_ROWS) * -(-columns // TILE_ROWS)
-    name = f"corral::matmul_tiles<{form.element},{finish.value},{blocks}>"
+    name = f"corral::matmul_tiles<{form.element},{finish.value}>"
     shared = _MMA_STAGES * 2 * TILE_BYTES
-    return Kernel("matmul_tiles", name, (tiles, 1, 1), 1024 // blocks, shared)
+    return Kernel("matmul_tiles", name, (tiles, 1, 1), _MMA_THREADS, shared)
 
 
 def wgmma_product(
@@ -342,6 +342,8 @@ def wgmma_attention(heads: Heads, rows: int, *, to: Mixed) -> Kernel:
     grid = (heads.kv_heads, -(-rows // (TILE_ROWS // heads.group)), 1)
     name = f"corral::attention_wgmma<{_attention_parameters(heads, to)}>"
     shared = (1 + 2 * _ATTENTION_STAGES) * heads.head_dim // 64 * TILE_BYTES + _ALIGNMENT
+    if heads.stored is DType.Q8_0:
+        shared += 2 * TILE_ROWS * heads.stored.row_bytes(heads.head_dim)
     return Kernel("attention_wgmma", name, grid, _WGMMA_THREADS, shared)
 
 

@@ -139,8 +139,8 @@ attention_tiles(const __grid_constant__ Attention f) {
             const int token = (first_row + 16 * i + 8 * half + lane / 4) / GROUP;
             if (token < tokens && sequences[token] == span.sequence) position = positions[token];
           }
-          const float keep = softmax[i].template fold<KEY_BLOCKS, WINDOWED, CAPPED>(
-              scores[i], weights[i], half, scale, limit, sees_all, position, first_key, window);
+          const float keep = softmax[i].template fold<KEY_BLOCKS, WINDOWED, CAPPED>(scores[i], half, scale, limit, sees_all,
+                                                                                    position, first_key, window);
           if (keep != 1.0f) {
 #pragma unroll
             for (int block = 0; block < DIM_BLOCKS; block++) {
@@ -149,6 +149,9 @@ attention_tiles(const __grid_constant__ Attention f) {
             }
           }
         }
+
+#pragma unroll
+      for (int i = 0; i < FRAGMENTS; i++) pack_weights<KEY_BLOCKS>(weights[i], scores[i]);
 
       cp_async_wait<1>();
       __syncthreads();

@@ -7,13 +7,15 @@
 
 namespace corral {
 
+constexpr int MATMUL_THREADS = 256;
 constexpr int MATMUL_STAGES = 3;
+constexpr int BLOCKS = 4;  // of 8 columns, a warp
+constexpr int ACROSS = 4;  // warps beside each other
 
-// Warps compute 64 rows × 8 · BLOCKS columns each.
-template <class Element, int FINISH, int BLOCKS>
-__global__ void __launch_bounds__(1024 / BLOCKS, 2)
+// 8 warps compute 64 rows × 32 columns each; with 64 × 64 it takes as long.
+template <class Element, int FINISH>
+__global__ void __launch_bounds__(MATMUL_THREADS, 2)
 matmul_tiles(const __grid_constant__ Product f) {
-  constexpr int MATMUL_THREADS = 1024 / BLOCKS, ACROSS = 16 / BLOCKS;
   launch_dependents();
   wait_for_previous();
   const int64_t count = *f.count, row_tiles = (count + TILE_ROWS - 1) / TILE_ROWS;

@@ -14,7 +14,7 @@ from golden import nmse
 pytestmark = needs_emulator
 
 IS_DEVICE = getattr(emulation, "IS_DEVICE", False)
-VARIANTS = ("mma-4", "mma-8", *(("wgmma-256", "wgmma-128") if IS_DEVICE else ()))
+VARIANTS = ("mma", *(("wgmma-256", "wgmma-128") if IS_DEVICE else ()))
 TOLERANCES = {Form.BF16: 1e-5, Form.F16: 1e-6, Form.SPLIT: 1e-9}
 
 
@@ -63,8 +63,8 @@ class Case:
 
     def kernel(self):
         shape = (self.form, self.finish, self.capacity, self.columns)
-        if self.variant.startswith("mma"):
-            return prefill_launch.mma_product(*shape, 8 if self.variant == "mma-8" else 4)
+        if self.variant == "mma":
+            return prefill_launch.mma_product(*shape)
         width = int(self.variant.split("-")[1])
         return prefill_launch.wgmma_product(*shape, width, Chip(4, True))
 

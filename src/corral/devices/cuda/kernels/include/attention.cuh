@@ -38,15 +38,20 @@ inline __device__ float least() { return __uint_as_float(0xFF800000u); }  // −
 
 inline __device__ float within_half(float x) { return fminf(fmaxf(x, -HALF_MAX), HALF_MAX); }
 
-// Eight elements of a stored row as F16.
+inline __device__ uint4 halves_of_bf16(uint4 raw) {
+  const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+  float v[CHUNK];
+#pragma unroll
+  for (int i = 0; i < CHUNK; i++) v[i] = within_half(__uint_as_float(i % 2 ? words[i / 2] & 0xFFFF0000u : words[i / 2] << 16));
+  return chunk_of<__half>(v);
+}
+
+// Eight elements of a stored row, in any memory, as F16.
 template <int STORED>
 inline __device__ uint4 halves_of(const char* row, int chunk) {
   float v[CHUNK];
   if (STORED == STORED_BF16) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(row + chunk * 16);
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < CHUNK; i++) v[i] = within_half(__uint_as_float(i % 2 ? words[i / 2] & 0xFFFF0000u : words[i / 2] << 16));
+    return halves_of_bf16(*reinterpret_cast<const uint4*>(row + chunk * 16));
   } else if (STORED == STORED_F32) {
     const float4 low = reinterpret_cast<const float4*>(row)[2 * chunk], high = reinterpret_cast<const float4*>(row)[2 * chunk + 1];
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
@@ -125,7 +130,7 @@ inline __device__ Span span_after(int previous, const int* positions, const int*
   return {sequence, nearest, farthest, low, farthest, least_of_warp(others) == 0};
 }
 
-// Softmax of two rows of a fragment, l / 4 and l / 4 + 8: turns scores into weights and says what to keep of earlier sums.
+// Softmax of two rows of a fragment, l / 4 and l / 4 + 8.
 struct Softmax {
   float greatest[2];
   float total[2];
@@ -138,11 +143,11 @@ struct Softmax {
     }
   }
 
-  // Scores of BLOCKS × 8 keys; `position` is that of the row if it belongs to the sequence, else −1. Without a limit,
-  // scores are scaled inside of the exponent.
+  // Turns scores of BLOCKS × 8 keys into weights and returns what to keep of earlier sums. `position` is that of the row
+  // if it belongs to the sequence, else −1. Without a limit, scores are scaled inside of the exponent.
   template <int BLOCKS, bool WINDOWED, bool CAPPED>
-  inline __device__ float fold(float (&scores)[4 * BLOCKS], unsigned (&weights)[2 * BLOCKS], int half, float scale,
-                               float limit, bool sees_all, int position, int first_key, int window) {
+  inline __device__ float fold(float (&scores)[4 * BLOCKS], int half, float scale, float limit, bool sees_all, int position,
+                               int first_key, int window) {
     float most = greatest[half];
     if (CAPPED) {  // limit · tanh(score · scale / limit), in units of log2
 #pragma unroll
@@ -175,10 +180,11 @@ struct Softmax {
     float sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
-      const float one = exp2_approx(fmaf(scores[4 * block + 2 * half], factor, -base));
-      const float two = exp2_approx(fmaf(scores[4 * block + 2 * half + 1], factor, -base));
+      float& one = scores[4 * block + 2 * half];
+      float& two = scores[4 * block + 2 * half + 1];
+      one = exp2_approx(fmaf(one, factor, -base));
+      two = exp2_approx(fmaf(two, factor, -base));
       sum += one + two;
-      weights[2 * block + half] = pair_of(one, two, __half());
     }
     total[half] = fmaf(total[half], keep, sum);
     return keep;
@@ -192,6 +198,13 @@ struct Softmax {
     return 1.0f / sum;
   }
 };
+
+// Weights as the left factor of 16 keys after the other: what mma gives is what it takes.
+template <int BLOCKS>
+inline __device__ void pack_weights(unsigned (&weights)[2 * BLOCKS], const float (&scores)[4 * BLOCKS]) {
+#pragma unroll
+  for (int i = 0; i < 2 * BLOCKS; i++) weights[i] = pair_of(scores[2 * i], scores[2 * i + 1], __half());
+}
 
 // What the result is: F32 rows, or the left factor of the next product.
 enum To { TO_FLOATS = 0, TO_TILES = 1, TO_ROWS = 2 };

@@ -101,6 +101,19 @@ inline __device__ void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool
   CORRAL_PRODUCT_128("f16");
 }
 
+// Whether the phase of this parity has completed; does not wait.
+inline __device__ bool barrier_is_done(uint64_t* barrier, uint32_t parity) {
+  uint32_t is_done;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(is_done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return is_done;
+}
+
 // d += a · b for a of 64 × 16 in registers, as mma has it, and 16 rows of b, which lie in shared memory row by row.
 inline __device__ void multiply_add_rows(float (&d)[64], const uint32_t* a, uint64_t b) {
   asm volatile(
