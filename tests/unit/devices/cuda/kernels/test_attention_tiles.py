@@ -20,7 +20,7 @@ pytestmark = needs_emulator
 
 IS_DEVICE = getattr(emulation, "IS_DEVICE", False)
 TOKENS = 32
-TABLE_BLOCKS = 6
+TABLE_BLOCKS = 20
 DIM = 64 if IS_DEVICE else 32
 
 
@@ -152,6 +152,13 @@ def test_each_group(group):
 @pytest.mark.parametrize("stored", [DType.F16, DType.Q8_0])
 def test_rows_of_several_sequences_in_one_tile(stored):
     check(Heads(4, 2, DIM, stored), MIXED, capacity=100)
+
+
+@pytest.mark.parametrize("stored", [DType.F16, DType.BF16, DType.F32, DType.Q8_0])
+def test_many_tiles_of_keys(stored):
+    for dim in (64, 128) if IS_DEVICE else (32,):
+        check(Heads(4, 2, dim, stored), ((0, range(590, 600)), (1, range(250, 260))))
+        check(Heads(4, 1, dim, stored), ((0, range(608, 640)),))
 
 
 @pytest.mark.parametrize("window", [1, 9, 32, 64, 100])
