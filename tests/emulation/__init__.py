@@ -252,7 +252,9 @@ def members(stem, name):
     text = "".join(path.read_text("utf-8") for path in sorted(KERNELS.rglob("*.cuh")))
     text = (KERNELS / f"{stem}.cu").read_text("utf-8") + text
     function = re.match(r"corral::(\w+)", name)[1]
-    kind = re.search(rf"\b{function}\(\s*__grid_constant__ const (\w+) f\)", text)[1]
+    kind = re.search(
+        rf"\b{function}\(\s*(?:__grid_constant__ const|const __grid_constant__) (\w+) f\)", text
+    )[1]
     body = re.search(rf"struct {kind} {{(.*?)\n}};", text, re.S)[1]
     lines = re.findall(r"^ +([^/;]+);", body, re.M)
     return [part.split()[-1].strip("*") for line in lines for part in line.split(",")]

@@ -10,8 +10,8 @@ import numpy as np
 
 from corral.devices.base import MemoryReading
 from corral.devices.contextless import Contextless
-from corral.devices.cuda.launch import lower_graph
-from corral.devices.cuda.rules import RULES
+from corral.devices.cuda.lowering import lower_plan
+from corral.devices.cuda.prefill_launch import Chip
 from corral.devices.cuda.traits import cuda_traits
 from corral.devices.cuda.weight_rules import pack
 from corral.devices.host import HostMemory, array_at
@@ -21,15 +21,16 @@ from corral.quant.dequantize import dequantize
 from corral.tensor.ops import Op
 from emulation import prepare_missing, run
 
+CHIP = Chip(multiprocessors=4, has_wgmma=False)
+
 
 class EmulatedDevice(Contextless):
     """Owner of host memory that plays the card's."""
 
     name = "emulated"
 
-    def __init__(self, rules=RULES, traits=None):
+    def __init__(self, traits=None):
         self.traits = traits or cuda_traits(0)
-        self.rules = rules
         self._memory = HostMemory(self.name)
 
     @property
@@ -75,10 +76,10 @@ class EmulatedDevice(Contextless):
 class EmulatedProgram:
     """The launches of one plan."""
 
-    def __init__(self, plan, buffers, rules):
+    def __init__(self, plan, buffers):
         self.plan, self.buffers = plan, buffers
         self.staging = Staging(plan, buffers)
-        self.launches = lower_graph(plan, buffers, rules, plan.graph.shape_class.rows)
+        self.launches = lower_plan(plan, buffers, plan.graph.shape_class.rows, CHIP)
         prepare_missing(launch.instance for launch in self.launches)
 
 
@@ -89,7 +90,7 @@ class EmulatedBackend:
         self._device = device
 
     def lower(self, plan, buffers, *, progress=None):
-        return EmulatedProgram(plan, buffers, self._device.rules)
+        return EmulatedProgram(plan, buffers)
 
     def upload(self, slot, weights, first_row, data, through):
         self._device.upload(slot, weights, first_row, data)

@@ -18,11 +18,13 @@ from corral.devices.base import ModelBuffers, Program, Progress
 from corral.devices.closing import Closing
 from corral.devices.cuda.compile import architecture
 from corral.devices.cuda.context import Owned
+from corral.devices.cuda.driver import DeviceFacts, Driver
 from corral.devices.cuda.instance import Instance
-from corral.devices.cuda.launch import Launch, lower_graph
+from corral.devices.cuda.launch import Launch
+from corral.devices.cuda.lowering import lower_plan
 from corral.devices.cuda.modules import Modules
+from corral.devices.cuda.prefill_launch import Chip
 from corral.devices.cuda.program import CudaProgram, Pass, capture, prepare
-from corral.devices.cuda.rules import RULES
 from corral.devices.cuda.traits import DECODE_BUCKETS
 from corral.devices.cuda.uploading import Uploading
 from corral.devices.cuda.weight_rules import pack
@@ -86,7 +88,8 @@ class CudaBackend(Closing):
             StaleContext: if other code ended the device's context.
         """
         self._require_open()
-        lowered = {bucket: lower_graph(plan, buffers, RULES, bucket) for bucket in plan.buckets}
+        chip = chip_of(self._context.facts, self._driver)
+        lowered = {bucket: lower_plan(plan, buffers, bucket, chip) for bucket in plan.buckets}
         self._load(_instances(lowered.values(), buffers), progress)
         staging = Staging(plan, buffers)
         with self._context.current(self._stream):
@@ -196,6 +199,12 @@ class CudaBackend(Closing):
 
     def _release(self) -> None:
         self._closing.close()
+
+
+def chip_of(facts: DeviceFacts, driver: Driver) -> Chip:
+    """Return what the choice of kernels depends on."""
+    has_wgmma = facts.capability == (9, 0)
+    return Chip(driver.limits(facts.ordinal).multiprocessors, has_wgmma)
 
 
 def _instances(lowered: Iterable[tuple[Launch, ...]], buffers: ModelBuffers) -> list[Instance]:

@@ -94,23 +94,6 @@ Rule = Callable[[Binding, Tensor], tuple[Launch, ...]]
 Rules = Mapping[Op, Rule]
 
 
-def lower_graph(plan: Plan, buffers: ModelBuffers, rules: Rules, bucket: int) -> tuple[Launch, ...]:
-    """Return the launches for batches of at most so many rows, each node's by its rule, in order.
-
-    Raises:
-        InternalError: if a node has no kernel here; device traits promised one.
-    """
-    binding = Binding(plan, buffers, bucket)
-    launches: list[Launch] = []
-    for node in plan.graph:
-        if node.op is Op.VIEW:
-            continue
-        if node.op not in rules:
-            raise InternalError(f"CUDA has no kernel for {node!r}")
-        launches += rules[node.op](binding, node)
-    return tuple(launches)
-
-
 def float_word(value: float) -> int:
     """Return the word whose low half is an F32."""
     word: int = struct.unpack("<I", struct.pack("<f", value))[0]

@@ -1,0 +1,33 @@
+"""From a plan to launches for batches of some size: few rows go the narrow way, many the wide."""
+
+from corral.devices.base import ModelBuffers
+from corral.devices.cuda.launch import Binding, Launch
+from corral.devices.cuda.prefill_launch import Chip
+from corral.devices.cuda.rules import RULES
+from corral.devices.cuda.wide import lower_wide
+from corral.errors import InternalError
+from corral.memory.plan import Plan
+from corral.tensor.steps import Step, steps
+
+
+def lower_plan(plan: Plan, buffers: ModelBuffers, bucket: int, chip: Chip) -> tuple[Launch, ...]:
+    """Return the launches of a plan for batches of at most so many rows, in order.
+
+    Raises:
+        InternalError: if a node has no kernel here; device traits promised one.
+    """
+    at = Binding(plan, buffers, bucket)
+    if 0 < plan.traits.narrow_rows < bucket:
+        return lower_wide(at, chip, narrow)
+    return tuple(launch for step in steps(plan.graph) for launch in narrow(at, step))
+
+
+def narrow(at: Binding, step: Step) -> tuple[Launch, ...]:
+    """Return the launches of one step for few rows: each node's by the rule of its operation."""
+    launches: list[Launch] = []
+    for node in (*step.nodes, step.gate):
+        if node is not None:
+            if node.op not in RULES:
+                raise InternalError(f"CUDA has no kernel for {node!r}")
+            launches += RULES[node.op](at, node)
+    return tuple(launches)
