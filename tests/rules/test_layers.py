@@ -64,6 +64,7 @@ LAZY = {
     "devices/__init__.py": "called, the package reads devices; imported, it loads nothing",
     "devices/listing.py": "reading cards needs no NumPy, which reading the host loads",
     "devices/cuda/driver.py": "the bindings are an extra, and without them this module imports too",
+    "devices/cuda/cublas.py": "as in driver.py",
     "devices/registry.py": "a device is loaded when it is first asked for",
 }
 """Files that may import inside functions, and why; those of `cli` may always."""

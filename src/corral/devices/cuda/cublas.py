@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from corral.devices.cuda.context import DeviceContext
-from corral.devices.cuda.prefill_launch import Form
+from corral.devices.cuda.prefill_factors import Form
 from corral.errors import InternalError, OutOfMemory
 from corral.quant.types import DType
 

@@ -7,7 +7,7 @@ import pytest
 from corral.devices.cuda import cublas
 from corral.devices.cuda.context import Contexts
 from corral.devices.cuda.cublas import Places, Products, Shape
-from corral.devices.cuda.prefill_launch import Form
+from corral.devices.cuda.prefill_factors import Form
 from corral.errors import InternalError, OutOfMemory
 from corral.quant.types import DType
 from fake_driver import FakeDriver

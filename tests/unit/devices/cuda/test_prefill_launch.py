@@ -2,8 +2,10 @@
 
 import pytest
 
+from corral.devices.cuda import prefill_factors
 from corral.devices.cuda import prefill_launch as launch
-from corral.devices.cuda.prefill_launch import Chip, Finish, Form, Heads, Mixed
+from corral.devices.cuda.prefill_factors import Form, Matrix
+from corral.devices.cuda.prefill_launch import Chip, Finish, Heads, Mixed
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
 
@@ -15,14 +17,23 @@ SHARED_PER_BLOCK_SM86 = 99 << 10
 @pytest.mark.parametrize("form", Form)
 def test_scratch_is_whole_tiles(form):
     """A block reads whole tiles, the last columns and rows included."""
-    right = launch.right_bytes(130, 576, form)
+    right = prefill_factors.right_bytes(130, 576, form)
     assert right == 256 * 576 * 2 * form.matrices
-    assert launch.left_bytes(130, 96, form) == 256 * 128 * 2 * form.matrices
-    assert launch.factor_tiles(96, form) == 2 * form.matrices
+    assert prefill_factors.left_bytes(130, 96, form) == 256 * 128 * 2 * form.matrices
+    assert prefill_factors.factor_tiles(96, form) == 2 * form.matrices
+
+
+def test_scratch_serves_the_largest_of_each_part():
+    gate_and_up, down = Matrix(DType.Q4_K, 28672, 4096), Matrix(DType.Q6_K, 4096, 14336)
+    both = prefill_factors.scratch((gate_and_up, down), 2048)
+    assert both == prefill_factors.Scratch(left=2048 * 14336 * 2, right=28672 * 4096 * 2, scales=0)
+    assert prefill_factors.scratch((Matrix(DType.F16, 64, 64),), 100).scales == 400
+    assert both.size_bytes == both.left + both.right
+    assert prefill_factors.scratch((), 100).size_bytes == 0
 
 
 def test_each_type_has_a_form():
-    forms = {dtype: launch.form_of(dtype) for dtype in LAYOUTS}
+    forms = {dtype: prefill_factors.form_of(dtype) for dtype in LAYOUTS}
     assert forms[DType.F32] is Form.SPLIT
     assert forms[DType.F16] is Form.F16
     assert all(form is Form.BF16 for dtype, form in forms.items() if dtype.is_quantized)
