@@ -1,0 +1,394 @@
+// Rows of activations times packed weights, for batches of up to 8 rows: made to read at the speed
+// of the memory.
+//
+// A block takes units of RowBlocks row blocks; its warps share out the columns, a chunk of 256 at a
+// time. Each warp keeps its own ring of chunks in shared memory, filled by bulk copies (or, before
+// Hopper, by cp.async) that begin before earlier kernels are done: weights do not depend on them. The
+// sums of the warps meet in shared memory, always in the same order.
+#include "include/matmul_fields.cuh"
+#include "include/products.cuh"
+
+namespace corral {
+
+// How rows lie in shared memory for a warp: virtual columns of codes, then scales, then sums.
+template <class W, int Planes, int Batch, bool Single, bool IsWhole>
+struct StreamRows {
+  using V = Values<Planes, Single>;
+  static constexpr bool is_whole = IsWhole;
+  static constexpr int max_groups = W::groups;
+  static constexpr int virtual_columns = Batch * Planes;
+  static constexpr int stride = W::is_float ? W::columns * 4 + 16 : W::columns + 16;
+  static constexpr int scales_at = virtual_columns * stride;
+  static constexpr int sums_at = scales_at + Batch * 32;
+  static constexpr int bytes = W::is_float ? scales_at : sums_at + (W::has_offset ? Batch * 32 : 0);
+
+  const uint8_t* slot;
+  int column[(virtual_columns + 7) / 8];  // where the lane's virtual column of each tile lies
+  int scale_row[(virtual_columns + 7) / 8][V::columns];
+  Lane lane;
+  float4 scale4[(virtual_columns + 7) / 8][V::columns], sum4[(virtual_columns + 7) / 8][V::columns];
+
+  void init() {
+#pragma unroll
+    for (int t = 0; t < (virtual_columns + 7) / 8; t++) {
+      column[t] = min(8 * t + lane.g, virtual_columns - 1) * stride + (W::is_float ? 8 : 4) * lane.c;
+#pragma unroll
+      for (int i = 0; i < V::columns; i++) {
+        const int n = Single ? 0 : V::column(lane, t, i);
+        scale_row[t][i] = scales_at + min(n, Batch - 1) * 32;
+      }
+    }
+  }
+
+  // Scales are read four groups at a time.
+  void prepare(int number) {
+    if (number % 4) return;
+#pragma unroll
+    for (int t = 0; t < (virtual_columns + 7) / 8; t++) {
+#pragma unroll
+      for (int i = 0; i < V::columns; i++) {
+        const uint8_t* at = slot + scale_row[t][i] + 4 * number;
+        scale4[t][i] = *reinterpret_cast<const float4*>(at);
+        if constexpr (W::has_offset) {
+          sum4[t][i] = *reinterpret_cast<const float4*>(at + Batch * 32);
+        }
+      }
+    }
+  }
+
+  uint32_t code(int number, int tile, int half) const {
+    return *reinterpret_cast<const uint32_t*>(slot + column[tile] + 32 * number + 16 * half);
+  }
+
+  float2 values(int number, int tile) const {
+    return *reinterpret_cast<const float2*>(slot + column[tile] + 32 * number);
+  }
+
+  void scales(int number, int tile, ColumnScale (&x)[V::columns]) const {
+#pragma unroll
+    for (int i = 0; i < V::columns; i++) {
+      x[i].set(of(scale4[tile][i], number % 4), W::has_offset ? of(sum4[tile][i], number % 4) : 0);
+    }
+  }
+
+  // Copies the lane's share of chunk `chunk` of all rows; ends in no commit.
+  static void copy(uint8_t* slot, const uint8_t* x, int64_t x_stride, int rows, int columns,
+                   int chunk) {
+    const int lane = threadIdx.x & 31;
+    constexpr int kPieces = W::is_float ? W::columns / 4 : W::columns / 16;  // of 16 bytes
+    constexpr int kElement = W::is_float ? 4 : 1;
+    const int pieces = IsWhole ? kPieces : min(kPieces, (columns - chunk * W::columns) * kElement / 16);
+    for (int i = lane; i < virtual_columns * kPieces; i += 32) {
+      const int v = i / kPieces, piece = i % kPieces, row = v / Planes, plane = v % Planes;
+      if (row < rows && (IsWhole || piece < pieces)) {
+        cp_async<16>(slot + v * stride + 16 * piece,
+                     x + row * x_stride + plane * static_cast<int64_t>(columns) +
+                         static_cast<int64_t>(chunk) * W::columns * kElement + 16 * piece);
+      }
+    }
+    if constexpr (!W::is_float) {
+      constexpr int kFloats = 8 * (W::has_offset ? 2 : 1);
+      const int groups = IsWhole ? 8 : min(8, columns / kGroup - chunk * 8);
+      for (int i = lane; i < Batch * kFloats; i += 32) {
+        const int row = i / kFloats, which = i % kFloats / 8, number = i % 8;
+        if (row < rows && (IsWhole || number < groups)) {
+          cp_async<4>(slot + (which ? sums_at : scales_at) + row * 32 + 4 * number,
+                      x + row * x_stride + static_cast<int64_t>(Planes) * columns +
+                          4 * (which * (columns / kGroup) + chunk * 8 + number));
+        }
+      }
+    }
+  }
+
+ private:
+  static float of(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+};
+
+// A warp's ring of chunks of weights.
+template <int Bytes, int Stages>
+struct Ring {
+  static constexpr int bytes = Bytes * Stages;
+  uint8_t* slots;
+  uint64_t* barriers;
+  uint64_t policy;
+  int filled = 0, read = 0, parity = 0;
+
+  static constexpr bool is_bulk =
+#if CORRAL_ARCH >= 900
+      true;
+#else
+      false;
+#endif
+
+  void init() {
+#if CORRAL_ARCH >= 900
+    policy = evict_first_policy();
+    if ((threadIdx.x & 31) == 0) {
+      for (int i = 0; i < Stages; i++) barrier_init(barriers + i, 1);
+      barrier_init_fence();
+    }
+    __syncwarp();
+#endif
+  }
+
+  void fill(const uint8_t* from, int size) {
+    uint8_t* slot = slots + filled * Bytes;
+#if CORRAL_ARCH >= 900
+    if ((threadIdx.x & 31) == 0) {
+      barrier_arrive_expect(barriers + filled, size);
+      bulk_copy(slot, from, size, barriers + filled, policy);
+    }
+#else
+    for (int i = 16 * (threadIdx.x & 31); i < size; i += 512) cp_async<16>(slot + i, from + i);
+#endif
+    filled = filled + 1 == Stages ? 0 : filled + 1;
+  }
+
+  // The chunk to multiply next; the caller has waited for its own cp.async.
+  const uint8_t* next() {
+#if CORRAL_ARCH >= 900
+    barrier_wait(barriers + read, parity);
+#endif
+    const uint8_t* slot = slots + read * Bytes;
+    if (++read == Stages) read = 0, parity ^= 1;
+    return slot;
+  }
+};
+
+// Which row block of which part the j-th of a unit is.
+template <int RowBlocks, Result Kind>
+struct Units {
+  static int blocks(const MatmulPart& part) { return (static_cast<int>(part.rows) + kRows - 1) / kRows; }
+  static int of(const MatmulPart& part) {
+    constexpr int kOfPart = Kind == Result::plain ? RowBlocks : RowBlocks / 2;
+    return (blocks(part) + kOfPart - 1) / kOfPart;
+  }
+  static int count(const MatmulFields& f) {
+    int units = of(f.parts[0]);
+    if constexpr (Kind == Result::plain) {
+      for (int p = 1; p < kMaxParts; p++) units += of(f.parts[p]);
+    }
+    return units;
+  }
+  static void locate(const MatmulFields& f, int unit, int j, int& part, int& block) {
+    if constexpr (Kind == Result::plain) {
+      part = 0;
+      while (part + 1 < kMaxParts && unit >= of(f.parts[part])) unit -= of(f.parts[part++]);
+      block = unit * RowBlocks + j;
+    } else {
+      part = j / (RowBlocks / 2);
+      block = unit * (RowBlocks / 2) + j % (RowBlocks / 2);
+    }
+  }
+};
+
+template <class W, int Planes, int Batch, int RowBlocks, int Warps, int Stages, int Slots,
+          int Columns, Result Kind, Gating Activation>
+struct Stream {
+  static constexpr bool single = Batch == 1 && Planes == 1 && !W::is_float;
+  static constexpr int tiles = (Batch * Planes + 7) / 8;
+  static constexpr bool is_whole = Columns % W::columns == 0;
+  static constexpr int chunks = (Columns + W::columns - 1) / W::columns;
+  static constexpr int64_t block_bytes =
+      static_cast<int64_t>(Columns) / (W::is_float ? 8 : kGroup) * W::group_bytes +
+      (W::has_spans ? chunks * W::super_bytes : 0);
+  using Rows = StreamRows<W, W::is_float ? 1 : Planes, Batch, single, is_whole>;
+  using V = Values<W::is_float ? 1 : Planes, single>;
+  using WarpRing = Ring<W::chunk_bytes, Stages>;
+  using Places = Units<RowBlocks, Kind>;
+
+  static constexpr int outputs = RowBlocks * kRows * Batch;
+  static constexpr int ring_bytes = Warps * WarpRing::bytes;
+  static constexpr int rows_bytes = Warps * Slots * ((Rows::bytes + 15) / 16 * 16);
+  static constexpr int partial_bytes = 2 * Warps * outputs * 4;
+  static constexpr int barriers_at = ring_bytes + rows_bytes + partial_bytes;
+  static constexpr int shared_bytes = barriers_at + Warps * Stages * 8;
+
+  const MatmulFields& f;
+  WarpRing ring;
+  Rows rows;
+  uint8_t* row_slots;
+  int warp, units, own;          // own: chunks of a row block that are this warp's
+  int unit_ahead, t_ahead = 0, j_ahead = 0;  // the next chunk to fetch
+
+  Stream(const MatmulFields& fields) : f(fields) {
+    uint8_t* shared = dynamic_shared();
+    warp = threadIdx.x >> 5;
+    ring.slots = shared + warp * WarpRing::bytes;
+    row_slots = shared + ring_bytes + warp * (rows_bytes / Warps);
+    ring.barriers = reinterpret_cast<uint64_t*>(shared + barriers_at) + warp * Stages;
+    units = Places::count(f);
+    own = warp < chunks ? (chunks - warp + Warps - 1) / Warps : 0;
+    unit_ahead = own ? static_cast<int>(blockIdx.x) : units;
+    ring.init();
+    rows.init();
+  }
+
+  void fetch() {
+    if (unit_ahead >= units) return;
+    int p, block;
+    Places::locate(f, unit_ahead, j_ahead, p, block);
+    const MatmulPart& part = f.parts[p];
+    block = min(block, Places::blocks(part) - 1);
+    const int chunk = warp + t_ahead * Warps;
+    int size = W::chunk_bytes;
+    if constexpr (!is_whole) {
+      if (chunk == chunks - 1) size = static_cast<int>(block_bytes % W::chunk_bytes);
+    }
+    ring.fill(part.weights + block * block_bytes + static_cast<int64_t>(chunk) * W::chunk_bytes, size);
+    if (++j_ahead == RowBlocks) {
+      j_ahead = 0;
+      if (++t_ahead == own) t_ahead = 0, unit_ahead += gridDim.x;
+    }
+  }
+
+  uint8_t* slot(int number) { return row_slots + number * ((Rows::bytes + 15) / 16 * 16); }
+
+  void fetch_rows(int number, int t) {
+    const int capacity = min(Batch, static_cast<int>(f.capacity));
+    Rows::copy(slot(number), f.x, f.x_stride, capacity, Columns, warp + t * Warps);
+  }
+
+  // Multiplies the chunk t of the unit's row blocks.
+  void multiply(int t, int t_slot, float (&totals)[RowBlocks][tiles][V::count]) {
+    rows.slot = slot(t_slot);
+    const int left = (Columns - (warp + t * Warps) * W::columns) / (W::is_float ? 8 : kGroup);
+#pragma unroll
+    for (int j = 0; j < RowBlocks; j++) {
+      if constexpr (!WarpRing::is_bulk) {
+        cp_async_wait<Stages - 1>();
+        __syncwarp();
+      }
+      const uint8_t* const chunk[1] = {ring.next()};
+      float(&sums)[1][tiles][V::count] =
+          *reinterpret_cast<float(*)[1][tiles][V::count]>(&totals[j]);
+      if constexpr (W::is_float) {
+        multiply_floats<W, tiles, 1>(chunk, 0, left, rows, rows.lane, sums);
+      } else {
+        multiply_codes<W, Planes, single, tiles, 1>(chunk, 0, left, rows, rows.lane, sums);
+      }
+      __syncwarp();
+      fetch();
+      if constexpr (!WarpRing::is_bulk) cp_async_commit();
+    }
+  }
+
+  float* partials(int buffer) {
+    return reinterpret_cast<float*>(dynamic_shared() + ring_bytes + rows_bytes) +
+           buffer * (Warps * outputs);
+  }
+
+  void keep(int buffer, const float (&totals)[RowBlocks][tiles][V::count]) {
+    float* mine = partials(buffer) + warp * outputs;
+#pragma unroll
+    for (int j = 0; j < RowBlocks; j++) {
+#pragma unroll
+      for (int t = 0; t < tiles; t++) {
+#pragma unroll
+        for (int v = 0; v < V::count; v++) {
+          const int n = V::column(rows.lane, t, v);
+          if (n < Batch) mine[(n * RowBlocks + j) * kRows + V::row(rows.lane, v)] = totals[j][t][v];
+        }
+      }
+    }
+  }
+
+  float sum(int buffer, int n, int j, int row) {
+    const float* from = partials(buffer) + (n * RowBlocks + j) * kRows + row;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < Warps; w++) total += from[w * outputs];
+    return total * W::unit;
+  }
+
+  // Writes a unit's results. The warps take turns, so that none falls behind.
+  void finish(int buffer, int unit, int turn, int count) {
+    const int lane = threadIdx.x & 31, first = (warp + turn) % Warps;
+    if constexpr (Kind == Result::plain) {
+      for (int i = first * 32 + lane; i < outputs; i += Warps * 32) {
+        const int row_in = i % kRows, j = i / kRows % RowBlocks, n = i / kRows / RowBlocks;
+        int p, block;
+        Places::locate(f, unit, j, p, block);
+        const int row = block * kRows + row_in;
+        if (n < count && row < f.parts[p].rows) {
+          store_plain(f.parts[p], row, n, sum(buffer, n, j, row_in));
+        }
+      }
+    } else {
+      constexpr int kHalf = RowBlocks / 2;
+      const MatmulPart& part = f.parts[0];
+      for (int i = first * 32 + lane; i < kHalf * kRows * Batch; i += Warps * 32) {
+        const int row_in = i % kRows, j = i / kRows % kHalf, n = i / kRows / kHalf;
+        const int row = (unit * kHalf + j) * kRows + row_in;
+        const float value = gated_value<Activation>(sum(buffer, n, j, row_in),
+                                                    sum(buffer, n, j + kHalf, row_in));
+        if (n >= count) continue;
+        if constexpr (Kind == Result::gated_codes) {
+          store_codes(part.out + n * part.out_stride, part.rows, unit, value);
+        } else {
+          if (row < part.rows) row_at(part.out, part.out_stride, n)[row] = value;
+        }
+      }
+    }
+  }
+
+  void run() {
+#pragma unroll 1
+    for (int i = 0; i < Stages && WarpRing::is_bulk; i++) fetch();
+    wait_for_previous();
+    constexpr bool kStays = (chunks + Warps - 1) / Warps <= Slots;
+    // Groups of copies that may still be on their way when the rows of a chunk are needed.
+    constexpr int kBehind = (Slots - 1) * (RowBlocks + 1), kAtStart = Slots - 1 + Stages;
+    constexpr int kRowsPending = WarpRing::is_bulk ? Slots - 1 : kBehind < kAtStart ? kBehind : kAtStart;
+    for (int t = 0; t < (kStays ? own : Slots); t++) {
+      fetch_rows(t, t % max(own, 1));
+      if (!kStays) cp_async_commit();
+    }
+    if (kStays) cp_async_commit();
+    if constexpr (!WarpRing::is_bulk) {
+      for (int i = 0; i < Stages; i++) {
+        fetch();
+        cp_async_commit();
+      }
+    }
+    const int count = static_cast<int>(*f.count);
+    int slot_now = 0, t_rows = Slots % max(own, 1), turn = 0;
+    if constexpr (kStays) {
+      if constexpr (WarpRing::is_bulk) cp_async_wait<0>();
+      __syncwarp();
+    }
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
+      float totals[RowBlocks][tiles][V::count] = {};
+#pragma unroll 1
+      for (int t = 0; t < own; t++) {
+        if constexpr (kStays) {
+          multiply(t, t, totals);
+        } else {
+          cp_async_wait<kRowsPending>();
+          __syncwarp();
+          multiply(t, slot_now, totals);
+          fetch_rows(slot_now, t_rows);
+          cp_async_commit();
+          if (++slot_now == Slots) slot_now = 0;
+          if (++t_rows == own) t_rows = 0;
+        }
+      }
+      const int buffer = turn & 1;
+      keep(buffer, totals);
+      __syncthreads();
+      finish(buffer, unit, turn, count);
+    }
+    cp_async_wait<0>();
+  }
+};
+
+template <class W, int Planes, int Batch, int RowBlocks, int Warps, int Stages, int Slots,
+          int Columns, Result Kind, Gating Activation, int BlocksPerSm>
+__global__ void __launch_bounds__(Warps * 32, BlocksPerSm)
+    matmul_stream(const __grid_constant__ MatmulFields f) {
+  launch_dependents();
+  Stream<W, Planes, Batch, RowBlocks, Warps, Stages, Slots, Columns, Kind, Activation> stream(f);
+  stream.run();
+}
+
+}  // namespace corral
