@@ -91,6 +91,25 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
+class TileTuning:
+    """The same for `matmul_tile`."""
+
+    batch: int
+    """Rows of activations a block of threads: 8, 16, 32 or 64."""
+    row_blocks: int
+    """Row blocks a warp."""
+    warp_rows: int
+    """Warps that have row blocks of their own."""
+    warp_columns: int
+    """Warps that share out the columns of a stage."""
+    chunks: int
+    """Chunks of columns a stage."""
+    stages: int
+    blocks: int = 1
+    """Blocks of threads a processor."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch, but for its fields."""
 
@@ -126,7 +145,7 @@ def stream(product: Product, processors: int, tuning: Tuning) -> Launch:
         product.columns,
         f"corral::Result::{product.result.value}",
         f"corral::Gating::{product.gating}",
-        tuning.blocks,
+        max(1, 16 // tuning.warps),
     )
     return Launch(
         source="matmul_stream",
@@ -135,6 +154,46 @@ def stream(product: Product, processors: int, tuning: Tuning) -> Launch:
         threads=32 * tuning.warps,
         shared_bytes=_stream_shared(product, batch, tuning),
     )
+
+
+def tile(product: Product, tuning: TileTuning) -> Launch:
+    """Return the launch of `matmul_tile`, for larger batches."""
+    row_blocks = tuning.row_blocks * tuning.warp_rows
+    arguments = (
+        f"corral::{WEIGHTS[product.layout]}",
+        product.planes,
+        tuning.batch,
+        tuning.row_blocks,
+        tuning.warp_rows,
+        tuning.warp_columns,
+        tuning.chunks,
+        tuning.stages,
+        product.columns,
+        f"corral::Result::{product.result.value}",
+        f"corral::Gating::{product.gating}",
+        tuning.blocks,
+    )
+    return Launch(
+        source="matmul_tile",
+        name=f"corral::matmul_tile<{', '.join(map(str, arguments))}>",
+        grid=(_units(product, row_blocks), -(-product.batch // tuning.batch), 1),
+        threads=32 * tuning.warp_rows * tuning.warp_columns,
+        shared_bytes=_tile_shared(product, tuning),
+    )
+
+
+def _tile_shared(product: Product, tuning: TileTuning) -> int:
+    layout, batch = product.packed, tuning.batch
+    row_blocks = tuning.row_blocks * tuning.warp_rows
+    columns = tuning.chunks * _chunk_columns(layout)
+    if layout.is_float:
+        rows = batch * (columns * 4 + 16)
+    else:
+        scales = columns // GROUP * batch * 4 * (2 if layout.has_offset else 1)
+        rows = batch * product.planes * (columns + 16) + scales
+    stage = row_blocks * layout.row_block_bytes(columns, ROWS) + rows
+    partials = tuning.warp_columns * batch * (row_blocks * ROWS + 4) * 4
+    return max(tuning.stages * (-(-stage // 16) * 16), partials) + 8 * tuning.stages
 
 
 def _units(product: Product, row_blocks: int) -> int:

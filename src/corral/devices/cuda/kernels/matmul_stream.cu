@@ -155,33 +155,6 @@ struct Ring {
   }
 };
 
-// Which row block of which part the j-th of a unit is.
-template <int RowBlocks, Result Kind>
-struct Units {
-  static int blocks(const MatmulPart& part) { return (static_cast<int>(part.rows) + kRows - 1) / kRows; }
-  static int of(const MatmulPart& part) {
-    constexpr int kOfPart = Kind == Result::plain ? RowBlocks : RowBlocks / 2;
-    return (blocks(part) + kOfPart - 1) / kOfPart;
-  }
-  static int count(const MatmulFields& f) {
-    int units = of(f.parts[0]);
-    if constexpr (Kind == Result::plain) {
-      for (int p = 1; p < kMaxParts; p++) units += of(f.parts[p]);
-    }
-    return units;
-  }
-  static void locate(const MatmulFields& f, int unit, int j, int& part, int& block) {
-    if constexpr (Kind == Result::plain) {
-      part = 0;
-      while (part + 1 < kMaxParts && unit >= of(f.parts[part])) unit -= of(f.parts[part++]);
-      block = unit * RowBlocks + j;
-    } else {
-      part = j / (RowBlocks / 2);
-      block = unit * (RowBlocks / 2) + j % (RowBlocks / 2);
-    }
-  }
-};
-
 template <class W, int Planes, int Batch, int RowBlocks, int Warps, int Stages, int Slots,
           int Columns, Result Kind, Gating Activation>
 struct Stream {

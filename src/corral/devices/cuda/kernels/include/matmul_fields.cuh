@@ -6,6 +6,7 @@
 namespace corral {
 
 constexpr int kMaxParts = 3;
+constexpr int kBlockRows = 16;
 
 // One matrix of a launch. Strides are bytes; residual and bias may be null.
 struct MatmulPart {
@@ -29,6 +30,33 @@ struct MatmulFields {
 // What becomes of the products: F32 rows, or activation(gate) · up as F32 or as A8.
 enum class Result { plain, gated, gated_codes };
 enum class Gating { none, silu, gelu };
+
+// Which row block of which part the j-th of a unit is.
+template <int RowBlocks, Result Kind>
+struct Units {
+  static int blocks(const MatmulPart& part) { return (static_cast<int>(part.rows) + kBlockRows - 1) / kBlockRows; }
+  static int of(const MatmulPart& part) {
+    constexpr int kOfPart = Kind == Result::plain ? RowBlocks : RowBlocks / 2;
+    return (blocks(part) + kOfPart - 1) / kOfPart;
+  }
+  static int count(const MatmulFields& f) {
+    int units = of(f.parts[0]);
+    if constexpr (Kind == Result::plain) {
+      for (int p = 1; p < kMaxParts; p++) units += of(f.parts[p]);
+    }
+    return units;
+  }
+  static void locate(const MatmulFields& f, int unit, int j, int& part, int& block) {
+    if constexpr (Kind == Result::plain) {
+      part = 0;
+      while (part + 1 < kMaxParts && unit >= of(f.parts[part])) unit -= of(f.parts[part++]);
+      block = unit * RowBlocks + j;
+    } else {
+      part = j / (RowBlocks / 2);
+      block = unit * (RowBlocks / 2) + j % (RowBlocks / 2);
+    }
+  }
+};
 
 template <Gating Kind>
 inline float gated_value(float gate, float up) {

@@ -1,0 +1,299 @@
+// Rows of activations times packed weights, for batches of 16 rows and more.
+//
+// A block takes a unit of row blocks and up to N rows of the batch. Its warps share out the row blocks
+// (WarpRows of them side by side, RowBlocks each) and the columns of each stage (WarpColumns).
+// Weights and activations of a stage come to shared memory together; weights of the first stages
+// are on their way before earlier kernels are done.
+#include "include/matmul_fields.cuh"
+#include "include/products.cuh"
+
+namespace corral {
+
+// How the activations of a stage lie in shared memory: virtual columns of codes, then scales and
+// sums, those of all rows side by side for each group.
+template <class W, int Planes, int N, int Chunks, bool IsWhole>
+struct TileRows {
+  using V = Values<Planes, false>;
+  static constexpr bool is_whole = IsWhole;
+  static constexpr int virtual_columns = N * Planes;
+  static constexpr int tiles = virtual_columns / 8;
+  static constexpr int columns = Chunks * W::columns;
+  static constexpr int stride = columns * (W::is_float ? 4 : 1) + 16;
+  static constexpr int scales_at = virtual_columns * stride;
+  static constexpr int sums_at = scales_at + columns / kGroup * N * 4;
+  static constexpr int bytes =
+      W::is_float ? scales_at : sums_at + (W::has_offset ? columns / kGroup * N * 4 : 0);
+
+  // Copies a thread's share of columns `first` … of rows first_row …, as cp.async without commit.
+  template <int Threads>
+  static void copy(uint8_t* slot, const uint8_t* x, int64_t x_stride, int first_row, int capacity,
+                   int all_columns, int first) {
+    constexpr int kElement = W::is_float ? 4 : 1;
+    constexpr int kPieces = columns * kElement / 16;
+    const int pieces = IsWhole ? kPieces : min(kPieces, (all_columns - first) * kElement / 16);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < virtual_columns * kPieces; i += Threads) {
+      const int v = i / kPieces, piece = i % kPieces, row = first_row + v / Planes;
+      if (row < capacity && (IsWhole || piece < pieces)) {
+        cp_async<16>(slot + v * stride + 16 * piece,
+                     x + row * x_stride + static_cast<int64_t>(v % Planes) * all_columns +
+                         static_cast<int64_t>(first) * kElement + 16 * piece);
+      }
+    }
+    if constexpr (!W::is_float) {
+      constexpr int kGroups = columns / kGroup, kKinds = W::has_offset ? 2 : 1;
+      const int all_groups = all_columns / kGroup, groups = all_groups - first / kGroup;
+#pragma unroll 4
+      for (int i = threadIdx.x; i < N * kGroups * kKinds; i += Threads) {
+        const int number = i % kGroups, kind = i / kGroups % kKinds, n = i / kGroups / kKinds;
+        if (first_row + n < capacity && (IsWhole || number < groups)) {
+          cp_async<4>(slot + (kind ? sums_at : scales_at) + (number * N + n) * 4,
+                      x + (first_row + n) * x_stride + static_cast<int64_t>(Planes) * all_columns +
+                          4 * (kind * all_groups + first / kGroup + number));
+        }
+      }
+    }
+  }
+};
+
+// What a warp reads of it: the groups of one chunk.
+template <class W, int Planes, int N, int Chunks, bool IsWhole, int Groups>
+struct TileReader {
+  using Rows = TileRows<W, Planes, N, Chunks, IsWhole>;
+  using V = typename Rows::V;
+  static constexpr bool is_whole = IsWhole;
+  static constexpr int max_groups = Groups;
+
+  const uint8_t* codes;   // of the lane's virtual column of tile 0
+  const uint8_t* scales_;  // of the lane's first column of tile 0
+
+  TileReader(const uint8_t* slot, int chunk, Lane lane) {
+    codes = slot + lane.g * Rows::stride + chunk * W::columns * (W::is_float ? 4 : 1) +
+            (W::is_float ? 8 : 4) * lane.c;
+    scales_ = slot + Rows::scales_at + chunk * (W::columns / kGroup) * N * 4 +
+              4 * V::columns * lane.c;
+  }
+
+  void prepare(int) {}
+
+  uint32_t code(int number, int tile, int half) const {
+    return *reinterpret_cast<const uint32_t*>(codes + tile * 8 * Rows::stride + 32 * number +
+                                              16 * half);
+  }
+
+  float2 values(int number, int tile) const {
+    return *reinterpret_cast<const float2*>(codes + tile * 8 * Rows::stride + 32 * number);
+  }
+
+  void scales(int number, int tile, ColumnScale (&x)[V::columns]) const {
+    const uint8_t* at = scales_ + (number * N + tile * 4 * V::columns) * 4;
+    constexpr int kSums = Rows::sums_at - Rows::scales_at;
+    if constexpr (V::columns == 2) {
+      const float2 scale = *reinterpret_cast<const float2*>(at);
+      float2 sum = {};
+      if constexpr (W::has_offset) sum = *reinterpret_cast<const float2*>(at + kSums);
+      x[0].set(scale.x, sum.x);
+      x[1].set(scale.y, sum.y);
+    } else {
+      float sum = 0;
+      if constexpr (W::has_offset) sum = *reinterpret_cast<const float*>(at + kSums);
+      x[0].set(*reinterpret_cast<const float*>(at), sum);
+    }
+  }
+};
+
+template <class W, int Planes, int N, int RowBlocks, int WarpRows, int WarpColumns, int Chunks,
+          int Stages, int Columns, Result Kind, Gating Activation>
+struct Tile {
+  static constexpr int warps = WarpRows * WarpColumns, threads = 32 * warps;
+  static constexpr int blocks = WarpRows * RowBlocks;  // row blocks of the unit
+  static constexpr int stage_columns = Chunks * W::columns;
+  static constexpr bool is_whole = Columns % stage_columns == 0;
+  static constexpr int steps = (Columns + stage_columns - 1) / stage_columns;
+  static constexpr int warp_groups = Chunks * W::groups / WarpColumns;  // of a stage
+  static_assert(W::groups % warp_groups == 0, "a warp's groups lie in one chunk");
+  static constexpr int code_columns = W::is_float ? 8 : kGroup;  // of a group
+  static constexpr int64_t block_bytes =
+      static_cast<int64_t>(Columns) / code_columns * W::group_bytes +
+      (W::has_spans ? Columns / W::columns * W::super_bytes : 0);
+  using Rows = TileRows<W, Planes, N, Chunks, is_whole>;
+  using Reader = TileReader<W, Planes, N, Chunks, is_whole, warp_groups>;
+  using V = Values<Planes, false>;
+  using Places = Units<blocks, Kind>;
+
+  static constexpr int piece_bytes = Chunks * W::chunk_bytes;  // of a row block in a stage
+  static constexpr int rows_at = blocks * piece_bytes;
+  static constexpr int stage_bytes = (rows_at + Rows::bytes + 15) / 16 * 16;
+  static constexpr int partial_stride = blocks * kRows + 4;
+  static constexpr int partial_bytes = WarpColumns * N * partial_stride * 4;
+  static constexpr int barriers_at =
+      Stages * stage_bytes > partial_bytes ? Stages * stage_bytes : partial_bytes;
+  static constexpr int shared_bytes = barriers_at + 8 * Stages;
+  static constexpr bool is_bulk =
+#if CORRAL_ARCH >= 900
+      true;
+#else
+      false;
+#endif
+
+  const MatmulFields& f;
+  uint8_t* shared;
+  int unit, first_row;
+
+  Tile(const MatmulFields& fields) : f(fields), shared(dynamic_shared()) {
+    unit = blockIdx.x;
+    first_row = blockIdx.y * N;
+  }
+
+  uint64_t* barrier(int slot) { return reinterpret_cast<uint64_t*>(shared + barriers_at) + slot; }
+
+  const uint8_t* weights(int j) {
+    int p, block;
+    Places::locate(f, unit, j, p, block);
+    return f.parts[p].weights + min(block, Places::blocks(f.parts[p]) - 1) * block_bytes;
+  }
+
+  void fetch_weights(int step, int slot) {
+    if (step >= steps) return;
+    int size = piece_bytes;
+    if (!is_whole && step == steps - 1) size = static_cast<int>(block_bytes - step * static_cast<int64_t>(piece_bytes));
+#if CORRAL_ARCH >= 900
+    if (threadIdx.x == 0) {
+      barrier_arrive_expect(barrier(slot), blocks * size);
+      const uint64_t policy = evict_first_policy();
+      for (int j = 0; j < blocks; j++) {
+        bulk_copy(shared + slot * stage_bytes + j * piece_bytes,
+                  weights(j) + static_cast<int64_t>(step) * piece_bytes, size, barrier(slot), policy);
+      }
+    }
+#else
+    for (int j = 0; j < blocks; j++) {
+      const uint8_t* from = weights(j) + static_cast<int64_t>(step) * piece_bytes;
+      for (int i = 16 * threadIdx.x; i < size; i += 16 * threads) {
+        cp_async<16>(shared + slot * stage_bytes + j * piece_bytes + i, from + i);
+      }
+    }
+#endif
+  }
+
+  void fetch_rows(int step, int slot) {
+    if (step >= steps) return;
+    Rows::template copy<threads>(shared + slot * stage_bytes + rows_at, f.x, f.x_stride, first_row,
+                                 static_cast<int>(f.capacity), Columns, step * stage_columns);
+  }
+
+  void finish(int count) {
+    const float* partials = reinterpret_cast<const float*>(shared);
+    auto sum = [&](int n, int row) {
+      float total = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WarpColumns; w++) total += partials[(w * N + n) * partial_stride + row];
+      return total * W::unit;
+    };
+    if constexpr (Kind == Result::plain) {
+      for (int i = threadIdx.x; i < N * blocks * kRows; i += threads) {
+        const int row_in = i % (blocks * kRows), n = i / (blocks * kRows);
+        int p, block;
+        Places::locate(f, unit, row_in / kRows, p, block);
+        const int row = block * kRows + row_in % kRows;
+        if (first_row + n < count && row < f.parts[p].rows) {
+          store_plain(f.parts[p], row, first_row + n, sum(n, row_in));
+        }
+      }
+    } else {
+      constexpr int kHalf = blocks / 2 * kRows;
+      const MatmulPart& part = f.parts[0];
+      for (int i = threadIdx.x; i < N * kHalf; i += threads) {
+        const int row_in = i % kHalf, n = i / kHalf, row = unit * kHalf + row_in;
+        const float value = gated_value<Activation>(sum(n, row_in), sum(n, row_in + kHalf));
+        if (first_row + n >= count) continue;
+        if constexpr (Kind == Result::gated_codes) {
+          if (row < part.rows) {
+            store_codes(part.out + (first_row + n) * part.out_stride, part.rows, row / kGroup, value);
+          }
+        } else {
+          if (row < part.rows) row_at(part.out, part.out_stride, first_row + n)[row] = value;
+        }
+      }
+    }
+  }
+
+  void run() {
+    const int warp = threadIdx.x >> 5, warp_row = warp / WarpColumns, warp_column = warp % WarpColumns;
+    const Lane lane;
+#if CORRAL_ARCH >= 900
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Stages; i++) barrier_init(barrier(i), 1);
+      barrier_init_fence();
+    }
+    __syncthreads();
+    for (int i = 0; i < Stages - 1; i++) fetch_weights(i, i);
+#endif
+    wait_for_previous();
+    const int count = static_cast<int>(*f.count);
+    for (int i = 0; i < Stages - 1; i++) {
+      if (!is_bulk) fetch_weights(i, i);
+      fetch_rows(i, i);
+      cp_async_commit();
+    }
+    float totals[RowBlocks][Rows::tiles][V::count] = {};
+    const int chunk_of_warp = warp_column * warp_groups / W::groups;
+    const int first_group = warp_column * warp_groups % W::groups;
+    int slot = 0, parity = 0;
+#pragma unroll 1
+    for (int step = 0; step < steps; step++) {
+      cp_async_wait<Stages - 2>();
+#if CORRAL_ARCH >= 900
+      barrier_wait(barrier(slot), parity);
+#endif
+      __syncthreads();
+      const int freed = slot ? slot - 1 : Stages - 1;
+      fetch_weights(step + Stages - 1, freed);
+      fetch_rows(step + Stages - 1, freed);
+      cp_async_commit();
+      const uint8_t* at = shared + slot * stage_bytes;
+      const uint8_t* chunk[RowBlocks];
+#pragma unroll
+      for (int j = 0; j < RowBlocks; j++) {
+        chunk[j] = at + (warp_row * RowBlocks + j) * piece_bytes + chunk_of_warp * W::chunk_bytes;
+      }
+      Reader reader(at + rows_at, chunk_of_warp, lane);
+      const int left = (Columns - step * stage_columns - chunk_of_warp * W::columns) / code_columns;
+      if constexpr (W::is_float) {
+        multiply_floats<W, Rows::tiles, RowBlocks>(chunk, first_group, left, reader, lane, totals);
+      } else {
+        multiply_codes<W, Planes, false, Rows::tiles, RowBlocks>(chunk, first_group, left, reader,
+                                                                 lane, totals);
+      }
+      if (++slot == Stages) slot = 0, parity ^= 1;
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    float* mine = reinterpret_cast<float*>(shared) + warp_column * N * partial_stride;
+#pragma unroll
+    for (int j = 0; j < RowBlocks; j++) {
+#pragma unroll
+      for (int t = 0; t < Rows::tiles; t++) {
+#pragma unroll
+        for (int v = 0; v < V::count; v++) {
+          mine[V::column(lane, t, v) * partial_stride + (warp_row * RowBlocks + j) * kRows +
+               V::row(lane, v)] = totals[j][t][v];
+        }
+      }
+    }
+    __syncthreads();
+    finish(count);
+  }
+};
+
+template <class W, int Planes, int N, int RowBlocks, int WarpRows, int WarpColumns, int Chunks,
+          int Stages, int Columns, Result Kind, Gating Activation, int BlocksPerSm>
+__global__ void __launch_bounds__(WarpRows* WarpColumns * 32, BlocksPerSm)
+    matmul_tile(const __grid_constant__ MatmulFields f) {
+  launch_dependents();
+  Tile<W, Planes, N, RowBlocks, WarpRows, WarpColumns, Chunks, Stages, Columns, Kind, Activation>
+      tile(f);
+  tile.run();
+}
+
+}  // namespace corral
