@@ -14,6 +14,13 @@ void mma_k32(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, 
 }
 
 template <bool IsSigned>
+void mma_k32_more(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t b[2] = {b0, b1};
+  emulation::multiply<4, int>(d, a, b, IsSigned ? emulation::s8_of : emulation::u8_of,
+                              emulation::s8_of);
+}
+
+template <bool IsSigned>
 void mma_k16(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int32_t start) {
   const uint32_t a[4] = {a0, a1, 0, 0};
   mma_k32<IsSigned>(d, a, b, 0, start);
@@ -31,6 +38,11 @@ inline float f32_of(uint32_t one, int) {
 inline void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const uint32_t b[2] = {b0, b1};
   emulation::multiply<1, double>(d, a, b, emulation::f32_of, emulation::f32_of);
+}
+
+inline void mma_tf32_k4(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  const uint32_t a[4] = {a0, a1, 0, 0};
+  mma_tf32(d, a, b, 0);
 }
 
 inline uint32_t to_tf32(float x) {

@@ -88,6 +88,10 @@ class Tuning:
     """Chunks of activations that each warp keeps."""
     blocks: int = 1
     """Blocks of threads a processor."""
+    ahead: int = 0
+    """Units whose weights are asked to come to L2 before they are needed."""
+    resident: int = 0
+    """Blocks whose registers must fit a processor, those of other kernels included; 0: 16 warps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ def supports(product: Product) -> bool:
 def stream(product: Product, processors: int, tuning: Tuning) -> Launch:
     """Return the launch of `matmul_stream`, for batches of up to 8 rows."""
     units = _units(product, tuning.row_blocks)
-    batch = next(size for size in (1, 2, 4, 8) if size >= product.batch)
+    batch = next(size for size in (1, 2, 4, 8, 16) if size >= product.batch)
     arguments = (
         f"corral::{WEIGHTS[product.layout]}",
         product.planes,
@@ -142,10 +146,11 @@ def stream(product: Product, processors: int, tuning: Tuning) -> Launch:
         tuning.warps,
         tuning.stages,
         tuning.slots,
+        tuning.ahead,
         product.columns,
         f"corral::Result::{product.result.value}",
         f"corral::Gating::{product.gating}",
-        max(1, 16 // tuning.warps),
+        max(tuning.blocks, tuning.resident or 16 // tuning.warps),
     )
     return Launch(
         source="matmul_stream",
@@ -189,7 +194,7 @@ def _tile_shared(product: Product, tuning: TileTuning) -> int:
     if layout.is_float:
         rows = batch * (columns * 4 + 16)
     else:
-        scales = columns // GROUP * batch * 4 * (2 if layout.has_offset else 1)
+        scales = (columns // GROUP * 4 + 16) * batch * (2 if layout.has_offset else 1)
         rows = batch * product.planes * (columns + 16) + scales
     stage = row_blocks * layout.row_block_bytes(columns, ROWS) + rows
     partials = tuning.warp_columns * batch * (row_blocks * ROWS + 4) * 4
@@ -217,9 +222,10 @@ def _stream_shared(product: Product, batch: int, tuning: Tuning) -> int:
         scales = 32 * (2 if layout.has_offset else 1)
         row_bytes = batch * (product.planes * (columns + 16) + scales)
     ring = tuning.stages * layout.row_block_bytes(columns, ROWS)
+    barriers = 8 * max(tuning.stages, 1)
     partials = 2 * tuning.row_blocks * ROWS * batch * 4
     slots = tuning.slots * (-(-row_bytes // 16) * 16)
-    return tuning.warps * (ring + slots + partials + 8 * tuning.stages)
+    return tuning.warps * (ring + slots + partials + barriers)
 
 
 def words(values: dict[str, int], fields: Sequence[str] = FIELDS) -> list[int]:

@@ -6,14 +6,14 @@
 // Hopper, by cp.async) that begin before earlier kernels are done: weights do not depend on them. The
 // sums of the warps meet in shared memory, always in the same order.
 #include "include/matmul_fields.cuh"
-#include "include/products.cuh"
+#include "include/folded.cuh"
 
 namespace corral {
 
 // How rows lie in shared memory for a warp: virtual columns of codes, then scales, then sums.
-template <class W, int Planes, int Batch, bool Single, bool IsWhole>
+template <class W, int Planes, int Batch, bool IsWhole>
 struct StreamRows {
-  using V = Values<Planes, Single>;
+  using V = Values<Planes, false>;
   static constexpr bool is_whole = IsWhole;
   static constexpr int max_groups = W::groups;
   static constexpr int virtual_columns = Batch * Planes;
@@ -24,9 +24,8 @@ struct StreamRows {
 
   const uint8_t* slot;
   int column[(virtual_columns + 7) / 8];  // where the lane's virtual column of each tile lies
-  int scale_row[(virtual_columns + 7) / 8][V::columns];
+  int scale_at[(virtual_columns + 7) / 8][V::columns];
   Lane lane;
-  float4 scale4[(virtual_columns + 7) / 8][V::columns], sum4[(virtual_columns + 7) / 8][V::columns];
 
   void init() {
 #pragma unroll
@@ -34,24 +33,7 @@ struct StreamRows {
       column[t] = min(8 * t + lane.g, virtual_columns - 1) * stride + (W::is_float ? 8 : 4) * lane.c;
 #pragma unroll
       for (int i = 0; i < V::columns; i++) {
-        const int n = Single ? 0 : V::column(lane, t, i);
-        scale_row[t][i] = scales_at + min(n, Batch - 1) * 32;
-      }
-    }
-  }
-
-  // Scales are read four groups at a time.
-  void prepare(int number) {
-    if (number % 4) return;
-#pragma unroll
-    for (int t = 0; t < (virtual_columns + 7) / 8; t++) {
-#pragma unroll
-      for (int i = 0; i < V::columns; i++) {
-        const uint8_t* at = slot + scale_row[t][i] + 4 * number;
-        scale4[t][i] = *reinterpret_cast<const float4*>(at);
-        if constexpr (W::has_offset) {
-          sum4[t][i] = *reinterpret_cast<const float4*>(at + Batch * 32);
-        }
+        scale_at[t][i] = scales_at + 4 * min(V::column(lane, t, i), Batch - 1);
       }
     }
   }
@@ -67,7 +49,8 @@ struct StreamRows {
   void scales(int number, int tile, ColumnScale (&x)[V::columns]) const {
 #pragma unroll
     for (int i = 0; i < V::columns; i++) {
-      x[i].set(of(scale4[tile][i], number % 4), W::has_offset ? of(sum4[tile][i], number % 4) : 0);
+      const float* at = reinterpret_cast<const float*>(slot + scale_at[tile][i]) + number * Batch;
+      x[i].set(*at, W::has_offset ? at[(sums_at - scales_at) / 4] : 0.0f);
     }
   }
 
@@ -92,7 +75,7 @@ struct StreamRows {
       for (int i = lane; i < Batch * kFloats; i += 32) {
         const int row = i / kFloats, which = i % kFloats / 8, number = i % 8;
         if (row < rows && (IsWhole || number < groups)) {
-          cp_async<4>(slot + (which ? sums_at : scales_at) + row * 32 + 4 * number,
+          cp_async<4>(slot + (which ? sums_at : scales_at) + 4 * (number * Batch + row),
                       x + row * x_stride + static_cast<int64_t>(Planes) * columns +
                           4 * (which * (columns / kGroup) + chunk * 8 + number));
         }
@@ -100,8 +83,6 @@ struct StreamRows {
     }
   }
 
- private:
-  static float of(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 };
 
 // A warp's ring of chunks of weights.
@@ -156,22 +137,26 @@ struct Ring {
 };
 
 template <class W, int Planes, int Batch, int RowBlocks, int Warps, int Stages, int Slots,
-          int Columns, Result Kind, Gating Activation>
+          int Ahead, int Columns, Result Kind, Gating Activation>
 struct Stream {
-  static constexpr bool single = Batch == 1 && Planes == 1 && !W::is_float;
-  static constexpr int tiles = (Batch * Planes + 7) / 8;
+  using Fold = FoldedOf<W, Planes, Batch>;
+  static constexpr bool is_folded = Fold::is_possible;
+  static constexpr int tiles = is_folded ? 1 : (Batch * Planes + 7) / 8;
   static constexpr bool is_whole = Columns % W::columns == 0;
   static constexpr int chunks = (Columns + W::columns - 1) / W::columns;
   static constexpr int64_t block_bytes =
       static_cast<int64_t>(Columns) / (W::is_float ? 8 : kGroup) * W::group_bytes +
       (W::has_spans ? chunks * W::super_bytes : 0);
-  using Rows = StreamRows<W, W::is_float ? 1 : Planes, Batch, single, is_whole>;
-  using V = Values<W::is_float ? 1 : Planes, single>;
-  using WarpRing = Ring<W::chunk_bytes, Stages>;
+  using Rows = StreamRows<W, Planes, Batch, is_whole>;
+  using V = Values<Planes, false>;
+  static constexpr int count = is_folded ? Fold::count : V::count;
+  using Totals = float[RowBlocks][tiles][count];
+  static constexpr bool is_direct = Stages == 0;
+  using WarpRing = Ring<W::chunk_bytes, is_direct ? 1 : Stages>;
   using Places = Units<RowBlocks, Kind>;
 
   static constexpr int outputs = RowBlocks * kRows * Batch;
-  static constexpr int ring_bytes = Warps * WarpRing::bytes;
+  static constexpr int ring_bytes = is_direct ? 0 : Warps * WarpRing::bytes;
   static constexpr int rows_bytes = Warps * Slots * ((Rows::bytes + 15) / 16 * 16);
   static constexpr int partial_bytes = 2 * Warps * outputs * 4;
   static constexpr int barriers_at = ring_bytes + rows_bytes + partial_bytes;
@@ -180,9 +165,12 @@ struct Stream {
   const MatmulFields& f;
   WarpRing ring;
   Rows rows;
+  Fold fold;
   uint8_t* row_slots;
   int warp, units, own;          // own: chunks of a row block that are this warp's
   int unit_ahead, t_ahead = 0, j_ahead = 0;  // the next chunk to fetch
+  const uint8_t* base[2];                    // where its unit's row blocks begin, gate and up
+  int last;                                  // the unit's last row block that there is
 
   Stream(const MatmulFields& fields) : f(fields) {
     uint8_t* shared = dynamic_shared();
@@ -193,26 +181,76 @@ struct Stream {
     units = Places::count(f);
     own = warp < chunks ? (chunks - warp + Warps - 1) / Warps : 0;
     unit_ahead = own ? static_cast<int>(blockIdx.x) : units;
-    ring.init();
+    if constexpr (!is_direct) ring.init();
+    place();
     rows.init();
+    fold.init(rows.lane, Rows::stride);
+  }
+
+  static constexpr int together = Kind == Result::plain ? RowBlocks : RowBlocks / 2;
+
+  // Finds the row blocks of the unit ahead.
+  void place() {
+    if (unit_ahead >= units) return;
+    int p, block;
+    Places::locate(f, unit_ahead, 0, p, block);
+    last = min(together, Places::blocks(f.parts[p]) - block) - 1;
+    base[0] = f.parts[p].weights + block * block_bytes + warp * W::chunk_bytes;
+    base[1] = f.parts[Kind == Result::plain ? p : 1].weights + block * block_bytes +
+              warp * W::chunk_bytes;
+  }
+
+  // The next chunk in memory; past the last row block, the last one again.
+  const uint8_t* ahead() {
+    const bool is_second = Kind != Result::plain && j_ahead >= together;
+    const int block = min(is_second ? j_ahead - together : j_ahead, last);
+    return (is_second ? base[1] : base[0]) + block * block_bytes +
+           static_cast<int64_t>(t_ahead) * (Warps * W::chunk_bytes);
+  }
+
+  void advance() {
+    if (++j_ahead == RowBlocks) {
+      j_ahead = 0;
+      if (++t_ahead == own) {
+        t_ahead = 0;
+        unit_ahead += gridDim.x;
+        place();
+      }
+    }
   }
 
   void fetch() {
     if (unit_ahead >= units) return;
-    int p, block;
-    Places::locate(f, unit_ahead, j_ahead, p, block);
-    const MatmulPart& part = f.parts[p];
-    block = min(block, Places::blocks(part) - 1);
-    const int chunk = warp + t_ahead * Warps;
     int size = W::chunk_bytes;
     if constexpr (!is_whole) {
-      if (chunk == chunks - 1) size = static_cast<int>(block_bytes % W::chunk_bytes);
+      if (warp + t_ahead * Warps == chunks - 1) size = static_cast<int>(block_bytes % W::chunk_bytes);
     }
-    ring.fill(part.weights + block * block_bytes + static_cast<int64_t>(chunk) * W::chunk_bytes, size);
-    if (++j_ahead == RowBlocks) {
-      j_ahead = 0;
-      if (++t_ahead == own) t_ahead = 0, unit_ahead += gridDim.x;
+    ring.fill(ahead(), size);
+    advance();
+  }
+
+  // The weights to multiply next.
+  const uint8_t* next() {
+    if constexpr (is_direct) {
+      const uint8_t* chunk = ahead();
+      advance();
+      return chunk;
+    } else {
+      return ring.next();
     }
+  }
+
+  // Asks for the weights of a unit to come to L2; each warp names its share of the bytes.
+  void prefetch(int unit) {
+#if CORRAL_ARCH >= 900
+    if (unit >= units || (threadIdx.x & 31) >= RowBlocks) return;
+    int p, block;
+    Places::locate(f, unit, threadIdx.x & 31, p, block);
+    if (block >= Places::blocks(f.parts[p])) return;
+    constexpr int kShare = static_cast<int>((block_bytes / 16 + Warps - 1) / Warps * 16);
+    const int first = warp * kShare, size = min(kShare, static_cast<int>(block_bytes) - first);
+    if (size > 0) bulk_prefetch_l2(f.parts[p].weights + block * block_bytes + first, size);
+#endif
   }
 
   uint8_t* slot(int number) { return row_slots + number * ((Rows::bytes + 15) / 16 * 16); }
@@ -223,26 +261,31 @@ struct Stream {
   }
 
   // Multiplies the chunk t of the unit's row blocks.
-  void multiply(int t, int t_slot, float (&totals)[RowBlocks][tiles][V::count]) {
+  void multiply(int t, int t_slot, Totals& totals) {
     rows.slot = slot(t_slot);
     const int left = (Columns - (warp + t * Warps) * W::columns) / (W::is_float ? 8 : kGroup);
 #pragma unroll
     for (int j = 0; j < RowBlocks; j++) {
-      if constexpr (!WarpRing::is_bulk) {
-        cp_async_wait<Stages - 1>();
+      if constexpr (!WarpRing::is_bulk && !is_direct) {
+        cp_async_wait<is_direct ? 0 : Stages - 1>();
         __syncwarp();
       }
-      const uint8_t* const chunk[1] = {ring.next()};
-      float(&sums)[1][tiles][V::count] =
-          *reinterpret_cast<float(*)[1][tiles][V::count]>(&totals[j]);
-      if constexpr (W::is_float) {
+      const uint8_t* const chunk[1] = {next()};
+      float(&sums)[1][tiles][count] = *reinterpret_cast<float(*)[1][tiles][count]>(&totals[j]);
+      if constexpr (is_folded) {
+        const float* scales = reinterpret_cast<const float*>(rows.slot + Rows::scales_at);
+        fold.multiply(chunk[0], left, is_whole, rows.slot, scales,
+                      scales + (Rows::sums_at - Rows::scales_at) / 4, rows.lane, sums[0][0]);
+      } else if constexpr (W::is_float) {
         multiply_floats<W, tiles, 1>(chunk, 0, left, rows, rows.lane, sums);
       } else {
-        multiply_codes<W, Planes, single, tiles, 1>(chunk, 0, left, rows, rows.lane, sums);
+        multiply_codes<W, Planes, false, tiles, 1>(chunk, 0, left, rows, rows.lane, sums);
       }
-      __syncwarp();
-      fetch();
-      if constexpr (!WarpRing::is_bulk) cp_async_commit();
+      if constexpr (!is_direct) {
+        __syncwarp();
+        fetch();
+        if constexpr (!WarpRing::is_bulk) cp_async_commit();
+      }
     }
   }
 
@@ -251,16 +294,18 @@ struct Stream {
            buffer * (Warps * outputs);
   }
 
-  void keep(int buffer, const float (&totals)[RowBlocks][tiles][V::count]) {
+  void keep(int buffer, Totals& totals) {
     float* mine = partials(buffer) + warp * outputs;
 #pragma unroll
     for (int j = 0; j < RowBlocks; j++) {
+      if constexpr (is_folded) Fold::gather(totals[j][0]);
 #pragma unroll
       for (int t = 0; t < tiles; t++) {
 #pragma unroll
-        for (int v = 0; v < V::count; v++) {
-          const int n = V::column(rows.lane, t, v);
-          if (n < Batch) mine[(n * RowBlocks + j) * kRows + V::row(rows.lane, v)] = totals[j][t][v];
+        for (int v = 0; v < count; v++) {
+          const int n = is_folded ? fold.row(v) : V::column(rows.lane, t, v);
+          const int row = is_folded ? Fold::weight_row(rows.lane, v) : V::row(rows.lane, v);
+          if (n < Batch) mine[(n * RowBlocks + j) * kRows + row] = totals[j][t][v];
         }
       }
     }
@@ -308,17 +353,19 @@ struct Stream {
   void run() {
 #pragma unroll 1
     for (int i = 0; i < Stages && WarpRing::is_bulk; i++) fetch();
+    for (int i = 0; i < Ahead; i++) prefetch(blockIdx.x + i * gridDim.x);
     wait_for_previous();
     constexpr bool kStays = (chunks + Warps - 1) / Warps <= Slots;
     // Groups of copies that may still be on their way when the rows of a chunk are needed.
     constexpr int kBehind = (Slots - 1) * (RowBlocks + 1), kAtStart = Slots - 1 + Stages;
-    constexpr int kRowsPending = WarpRing::is_bulk ? Slots - 1 : kBehind < kAtStart ? kBehind : kAtStart;
+    constexpr int kRowsPending = WarpRing::is_bulk || is_direct ? Slots - 1 : kBehind < kAtStart ? kBehind : kAtStart;
     for (int t = 0; t < (kStays ? own : Slots); t++) {
       fetch_rows(t, t % max(own, 1));
       if (!kStays) cp_async_commit();
     }
     if (kStays) cp_async_commit();
     if constexpr (!WarpRing::is_bulk) {
+#pragma unroll 1
       for (int i = 0; i < Stages; i++) {
         fetch();
         cp_async_commit();
@@ -327,11 +374,12 @@ struct Stream {
     const int count = static_cast<int>(*f.count);
     int slot_now = 0, t_rows = Slots % max(own, 1), turn = 0;
     if constexpr (kStays) {
-      if constexpr (WarpRing::is_bulk) cp_async_wait<0>();
+      if constexpr (WarpRing::is_bulk || is_direct) cp_async_wait<0>();
       __syncwarp();
     }
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
-      float totals[RowBlocks][tiles][V::count] = {};
+      Totals totals = {};
+      if (Ahead) prefetch(unit + Ahead * gridDim.x);
 #pragma unroll 1
       for (int t = 0; t < own; t++) {
         if constexpr (kStays) {
@@ -356,11 +404,12 @@ struct Stream {
 };
 
 template <class W, int Planes, int Batch, int RowBlocks, int Warps, int Stages, int Slots,
-          int Columns, Result Kind, Gating Activation, int BlocksPerSm>
+          int Ahead, int Columns, Result Kind, Gating Activation, int BlocksPerSm>
 __global__ void __launch_bounds__(Warps * 32, BlocksPerSm)
     matmul_stream(const __grid_constant__ MatmulFields f) {
   launch_dependents();
-  Stream<W, Planes, Batch, RowBlocks, Warps, Stages, Slots, Columns, Kind, Activation> stream(f);
+  Stream<W, Planes, Batch, RowBlocks, Warps, Stages, Slots, Ahead, Columns, Kind, Activation>
+      stream(f);
   stream.run();
 }
 

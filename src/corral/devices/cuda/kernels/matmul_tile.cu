@@ -5,100 +5,83 @@
 // Weights and activations of a stage come to shared memory together; weights of the first stages
 // are on their way before earlier kernels are done.
 #include "include/matmul_fields.cuh"
-#include "include/products.cuh"
+#include "include/quads.cuh"
 
 namespace corral {
 
-// How the activations of a stage lie in shared memory: virtual columns of codes, then scales and
-// sums, those of all rows side by side for each group.
-template <class W, int Planes, int N, int Chunks, bool IsWhole>
+// How the activations of a stage lie in shared memory: virtual columns of codes, then the scales of
+// each row, then the sums. A thread copies the same places of every stage.
+template <class W, int Planes, int N, int Chunks, int Columns, int Threads>
 struct TileRows {
-  using V = Values<Planes, false>;
-  static constexpr bool is_whole = IsWhole;
+  static constexpr bool is_whole = Columns % (Chunks * W::columns) == 0;
   static constexpr int virtual_columns = N * Planes;
   static constexpr int tiles = virtual_columns / 8;
   static constexpr int columns = Chunks * W::columns;
-  static constexpr int stride = columns * (W::is_float ? 4 : 1) + 16;
+  static constexpr int element_bytes = W::is_float ? 4 : 1;
+  static constexpr int stride = columns * element_bytes + 16;
+  static constexpr int groups = columns / kGroup, all_groups = Columns / kGroup;
+  static constexpr int scale_stride = groups * 4 + 16;
   static constexpr int scales_at = virtual_columns * stride;
-  static constexpr int sums_at = scales_at + columns / kGroup * N * 4;
-  static constexpr int bytes =
-      W::is_float ? scales_at : sums_at + (W::has_offset ? columns / kGroup * N * 4 : 0);
+  static constexpr int sums_at = scales_at + N * scale_stride;
+  static constexpr int kinds = W::has_offset ? 2 : 1;
+  static constexpr int bytes = W::is_float ? scales_at : scales_at + kinds * N * scale_stride;
 
-  // Copies a thread's share of columns `first` … of rows first_row …, as cp.async without commit.
-  template <int Threads>
-  static void copy(uint8_t* slot, const uint8_t* x, int64_t x_stride, int first_row, int capacity,
-                   int all_columns, int first) {
-    constexpr int kElement = W::is_float ? 4 : 1;
-    constexpr int kPieces = columns * kElement / 16;
-    const int pieces = IsWhole ? kPieces : min(kPieces, (all_columns - first) * kElement / 16);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < virtual_columns * kPieces; i += Threads) {
-      const int v = i / kPieces, piece = i % kPieces, row = first_row + v / Planes;
-      if (row < capacity && (IsWhole || piece < pieces)) {
-        cp_async<16>(slot + v * stride + 16 * piece,
-                     x + row * x_stride + static_cast<int64_t>(v % Planes) * all_columns +
-                         static_cast<int64_t>(first) * kElement + 16 * piece);
+  static constexpr int pieces = columns * element_bytes / 16;  // of a virtual column
+  static constexpr int pass = Threads / pieces;                // virtual columns at a time
+  static_assert(Threads % pieces == 0 && pass % Planes == 0, "threads keep to their plane");
+  // Sums are 16-byte aligned only where that many columns are whole pieces.
+  static constexpr int wide = Columns % 128 == 0 && is_whole ? 16 : 4;
+  static constexpr int scale_pieces = groups * 4 / wide;
+
+  const uint8_t* x;
+  int64_t x_stride;
+  int rows;  // that there is memory for
+  int piece, column;
+
+  TileRows(const MatmulFields& f, int first_row) : x_stride(f.x_stride) {
+    x = f.x + first_row * f.x_stride;
+    rows = min(N, static_cast<int>(f.capacity) - first_row);
+    piece = threadIdx.x % pieces;
+    column = threadIdx.x / pieces;
+  }
+
+  // Copies the thread's share of stage `step`, as cp.async without commit.
+  void copy(uint8_t* slot, int step) const {
+    const int row = column / Planes;
+    const uint8_t* from = x + row * x_stride + column % Planes * Columns +
+                          step * (columns * element_bytes) + 16 * piece;
+    uint8_t* to = slot + column * stride + 16 * piece;
+    const bool is_inside =
+        is_whole || step * columns * element_bytes + 16 * piece < Columns * element_bytes;
+#pragma unroll
+    for (int v = 0; v < virtual_columns; v += pass) {
+      if (is_inside && column + v < virtual_columns && row + v / Planes < rows) {
+        cp_async<16>(to + v * stride, from + v / Planes * x_stride);
       }
     }
     if constexpr (!W::is_float) {
-      constexpr int kGroups = columns / kGroup, kKinds = W::has_offset ? 2 : 1;
-      const int all_groups = all_columns / kGroup, groups = all_groups - first / kGroup;
-#pragma unroll 4
-      for (int i = threadIdx.x; i < N * kGroups * kKinds; i += Threads) {
-        const int number = i % kGroups, kind = i / kGroups % kKinds, n = i / kGroups / kKinds;
-        if (first_row + n < capacity && (IsWhole || number < groups)) {
-          cp_async<4>(slot + (kind ? sums_at : scales_at) + (number * N + n) * 4,
-                      x + (first_row + n) * x_stride + static_cast<int64_t>(Planes) * all_columns +
-                          4 * (kind * all_groups + first / kGroup + number));
+#pragma unroll
+      for (int first = 0; first < N * kinds * scale_pieces; first += Threads) {
+        const int i = first + threadIdx.x;
+        const int number = i % scale_pieces, kind = i / scale_pieces % kinds;
+        const int n = i / scale_pieces / kinds, group = step * groups + number * (wide / 4);
+        if (n < rows && (is_whole || group < all_groups)) {
+          cp_async<wide>(slot + (kind ? sums_at : scales_at) + n * scale_stride + number * wide,
+                         x + n * x_stride + Planes * Columns + 4 * (kind * all_groups + group));
         }
       }
     }
   }
 };
 
-// What a warp reads of it: the groups of one chunk.
-template <class W, int Planes, int N, int Chunks, bool IsWhole, int Groups>
-struct TileReader {
-  using Rows = TileRows<W, Planes, N, Chunks, IsWhole>;
-  using V = typename Rows::V;
+// What a warp reads of them if they are F32.
+template <class Rows, bool IsWhole, int Groups>
+struct FloatReader {
   static constexpr bool is_whole = IsWhole;
   static constexpr int max_groups = Groups;
-
-  const uint8_t* codes;   // of the lane's virtual column of tile 0
-  const uint8_t* scales_;  // of the lane's first column of tile 0
-
-  TileReader(const uint8_t* slot, int chunk, Lane lane) {
-    codes = slot + lane.g * Rows::stride + chunk * W::columns * (W::is_float ? 4 : 1) +
-            (W::is_float ? 8 : 4) * lane.c;
-    scales_ = slot + Rows::scales_at + chunk * (W::columns / kGroup) * N * 4 +
-              4 * V::columns * lane.c;
-  }
-
-  void prepare(int) {}
-
-  uint32_t code(int number, int tile, int half) const {
-    return *reinterpret_cast<const uint32_t*>(codes + tile * 8 * Rows::stride + 32 * number +
-                                              16 * half);
-  }
-
+  const uint8_t* at;
   float2 values(int number, int tile) const {
-    return *reinterpret_cast<const float2*>(codes + tile * 8 * Rows::stride + 32 * number);
-  }
-
-  void scales(int number, int tile, ColumnScale (&x)[V::columns]) const {
-    const uint8_t* at = scales_ + (number * N + tile * 4 * V::columns) * 4;
-    constexpr int kSums = Rows::sums_at - Rows::scales_at;
-    if constexpr (V::columns == 2) {
-      const float2 scale = *reinterpret_cast<const float2*>(at);
-      float2 sum = {};
-      if constexpr (W::has_offset) sum = *reinterpret_cast<const float2*>(at + kSums);
-      x[0].set(scale.x, sum.x);
-      x[1].set(scale.y, sum.y);
-    } else {
-      float sum = 0;
-      if constexpr (W::has_offset) sum = *reinterpret_cast<const float*>(at + kSums);
-      x[0].set(*reinterpret_cast<const float*>(at), sum);
-    }
+    return *reinterpret_cast<const float2*>(at + tile * 8 * Rows::stride + 32 * number);
   }
 };
 
@@ -116,8 +99,7 @@ struct Tile {
   static constexpr int64_t block_bytes =
       static_cast<int64_t>(Columns) / code_columns * W::group_bytes +
       (W::has_spans ? Columns / W::columns * W::super_bytes : 0);
-  using Rows = TileRows<W, Planes, N, Chunks, is_whole>;
-  using Reader = TileReader<W, Planes, N, Chunks, is_whole, warp_groups>;
+  using Rows = TileRows<W, Planes, N, Chunks, Columns, threads>;
   using V = Values<Planes, false>;
   using Places = Units<blocks, Kind>;
 
@@ -139,47 +121,54 @@ struct Tile {
   const MatmulFields& f;
   uint8_t* shared;
   int unit, first_row;
+  Rows rows;
+  const uint8_t* mine;  // the row block that the thread fetches
+  uint64_t policy;
 
-  Tile(const MatmulFields& fields) : f(fields), shared(dynamic_shared()) {
-    unit = blockIdx.x;
-    first_row = blockIdx.y * N;
+  Tile(const MatmulFields& fields)
+      : f(fields), shared(dynamic_shared()), unit(blockIdx.x), first_row(blockIdx.y * N),
+        rows(fields, first_row) {
+    mine = weights(min(static_cast<int>(threadIdx.x), blocks - 1));
+    policy = evict_first_policy();
   }
 
   uint64_t* barrier(int slot) { return reinterpret_cast<uint64_t*>(shared + barriers_at) + slot; }
 
-  const uint8_t* weights(int j) {
+  const uint8_t* weights(int j) const {
     int p, block;
     Places::locate(f, unit, j, p, block);
     return f.parts[p].weights + min(block, Places::blocks(f.parts[p]) - 1) * block_bytes;
   }
 
+  // Lane j of the first warp fetches row block j; before Hopper, all threads fetch all.
   void fetch_weights(int step, int slot) {
     if (step >= steps) return;
     int size = piece_bytes;
-    if (!is_whole && step == steps - 1) size = static_cast<int>(block_bytes - step * static_cast<int64_t>(piece_bytes));
+    if (!is_whole && step == steps - 1) {
+      size = static_cast<int>(block_bytes - step * static_cast<int64_t>(piece_bytes));
+    }
+    uint8_t* to = shared + slot * stage_bytes;
 #if CORRAL_ARCH >= 900
-    if (threadIdx.x == 0) {
-      barrier_arrive_expect(barrier(slot), blocks * size);
-      const uint64_t policy = evict_first_policy();
-      for (int j = 0; j < blocks; j++) {
-        bulk_copy(shared + slot * stage_bytes + j * piece_bytes,
-                  weights(j) + static_cast<int64_t>(step) * piece_bytes, size, barrier(slot), policy);
+    if (threadIdx.x < 32) {
+      if (threadIdx.x == 0) barrier_arrive_expect(barrier(slot), blocks * size);
+      __syncwarp();
+      if (threadIdx.x < blocks) {
+        bulk_copy(to + threadIdx.x * piece_bytes, mine + static_cast<int64_t>(step) * piece_bytes,
+                  size, barrier(slot), policy);
       }
     }
 #else
     for (int j = 0; j < blocks; j++) {
       const uint8_t* from = weights(j) + static_cast<int64_t>(step) * piece_bytes;
       for (int i = 16 * threadIdx.x; i < size; i += 16 * threads) {
-        cp_async<16>(shared + slot * stage_bytes + j * piece_bytes + i, from + i);
+        cp_async<16>(to + j * piece_bytes + i, from + i);
       }
     }
 #endif
   }
 
   void fetch_rows(int step, int slot) {
-    if (step >= steps) return;
-    Rows::template copy<threads>(shared + slot * stage_bytes + rows_at, f.x, f.x_stride, first_row,
-                                 static_cast<int>(f.capacity), Columns, step * stage_columns);
+    if (step < steps) rows.copy(shared + slot * stage_bytes + rows_at, step);
   }
 
   void finish(int count) {
@@ -257,13 +246,16 @@ struct Tile {
       for (int j = 0; j < RowBlocks; j++) {
         chunk[j] = at + (warp_row * RowBlocks + j) * piece_bytes + chunk_of_warp * W::chunk_bytes;
       }
-      Reader reader(at + rows_at, chunk_of_warp, lane);
       const int left = (Columns - step * stage_columns - chunk_of_warp * W::columns) / code_columns;
+      const uint8_t* codes = at + rows_at + chunk_of_warp * W::columns * Rows::element_bytes;
       if constexpr (W::is_float) {
+        FloatReader<Rows, is_whole, warp_groups> reader{codes + lane.g * Rows::stride + 8 * lane.c};
         multiply_floats<W, Rows::tiles, RowBlocks>(chunk, first_group, left, reader, lane, totals);
       } else {
-        multiply_codes<W, Planes, false, Rows::tiles, RowBlocks>(chunk, first_group, left, reader,
-                                                                 lane, totals);
+        const QuadRows<Planes, Rows::stride, Rows::scale_stride, Rows::sums_at - Rows::scales_at>
+            reader(codes, at + rows_at + Rows::scales_at + chunk_of_warp * 32, lane);
+        multiply_quads<W, Planes, Rows::tiles, RowBlocks, W::is_float ? 4 : warp_groups, is_whole>(
+            chunk, first_group, left, reader, lane, totals);
       }
       if (++slot == Stages) slot = 0, parity ^= 1;
     }

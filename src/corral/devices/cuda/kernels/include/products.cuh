@@ -99,7 +99,6 @@ inline void multiply_codes(const uint8_t* const (&chunk)[RowBlocks], int first_g
   for (int i = 0; i < X::max_groups; i++) {
     const int number = first_group + i;
     if (!X::is_whole && number >= groups) break;
-    x.prepare(number);
     uint32_t a[RowBlocks][4];
     float2 scale[RowBlocks][W::parts], offset[RowBlocks];
 #pragma unroll
