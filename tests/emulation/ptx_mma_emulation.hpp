@@ -26,6 +26,11 @@ void mma_k16(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int32_t star
   mma_k32<IsSigned>(d, a, b, 0, start);
 }
 
+inline void mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const uint32_t b[2] = {b0, b1};
+  mma_f16(d, a, b);
+}
+
 namespace emulation {
 inline float f32_of(uint32_t one, int) {
   const uint32_t bits = one & 0xFFFFE000u;  // TF32 has 10 bits after the point

@@ -64,7 +64,7 @@ class Product:
     batch: int
     """Rows of activations there is room for: the bucket."""
     planes: int = 1
-    """1 for A8 and F32 activations, 2 for A16."""
+    """1 for A8 and F32 activations, 2 for A16, 0 for rows of F16 as `half_rows` makes them."""
     result: Result = Result.PLAIN
     gating: str = "none"
     """"silu" or "gelu" where the result is gated."""
@@ -191,8 +191,8 @@ def _tile_shared(product: Product, tuning: TileTuning) -> int:
     layout, batch = product.packed, tuning.batch
     row_blocks = tuning.row_blocks * tuning.warp_rows
     columns = tuning.chunks * _chunk_columns(layout)
-    if layout.is_float:
-        rows = batch * (columns * 4 + 16)
+    if layout.is_float or product.planes == 0:
+        rows = batch * (columns * (4 if layout.is_float else 2) + 16)
     else:
         scales = (columns // GROUP * 4 + 16) * batch * (2 if layout.has_offset else 1)
         rows = batch * product.planes * (columns + 16) + scales
@@ -226,6 +226,23 @@ def _stream_shared(product: Product, batch: int, tuning: Tuning) -> int:
     partials = 2 * tuning.row_blocks * ROWS * batch * 4
     slots = tuning.slots * (-(-row_bytes // 16) * 16)
     return tuning.warps * (ring + slots + partials + barriers)
+
+
+def half_row_bytes(columns: int) -> int:
+    """Return the bytes of a row of F16 activations: values, their factor, padding."""
+    return 2 * columns + ROWS
+
+
+def half_rows(product: Product) -> Launch:
+    """Return the launch that makes rows of F16 of A8 or A16, for a product of `planes` 0."""
+    return Launch(
+        source="half_rows",
+        name=f"corral::half_rows<{product.planes}>",
+        grid=(product.batch, 1, 1),
+        threads=256,
+        shared_bytes=0,
+        fields=("count", "x", "x_stride", "out", "out_stride", "columns"),
+    )
 
 
 def words(values: dict[str, int], fields: Sequence[str] = FIELDS) -> list[int]:

@@ -3,7 +3,9 @@
 // A block takes a unit of row blocks and up to N rows of the batch. Its warps share out the row blocks
 // (WarpRows of them side by side, RowBlocks each) and the columns of each stage (WarpColumns).
 // Weights and activations of a stage come to shared memory together; weights of the first stages
-// are on their way before earlier kernels are done.
+// are on their way before earlier kernels are done. Planes is 0 where activations are rows of F16 as
+// `half_rows.cu` writes them.
+#include "include/halves.cuh"
 #include "include/matmul_fields.cuh"
 #include "include/quads.cuh"
 
@@ -14,21 +16,23 @@ namespace corral {
 template <class W, int Planes, int N, int Chunks, int Columns, int Threads>
 struct TileRows {
   static constexpr bool is_whole = Columns % (Chunks * W::columns) == 0;
-  static constexpr int virtual_columns = N * Planes;
+  static constexpr bool has_scales = !W::is_float && Planes > 0;
+  static constexpr int planes = Planes == 2 ? 2 : 1;
+  static constexpr int virtual_columns = N * planes;
   static constexpr int tiles = virtual_columns / 8;
   static constexpr int columns = Chunks * W::columns;
-  static constexpr int element_bytes = W::is_float ? 4 : 1;
+  static constexpr int element_bytes = W::is_float ? 4 : Planes == 0 ? 2 : 1;
   static constexpr int stride = columns * element_bytes + 16;
   static constexpr int groups = columns / kGroup, all_groups = Columns / kGroup;
   static constexpr int scale_stride = groups * 4 + 16;
   static constexpr int scales_at = virtual_columns * stride;
   static constexpr int sums_at = scales_at + N * scale_stride;
   static constexpr int kinds = W::has_offset ? 2 : 1;
-  static constexpr int bytes = W::is_float ? scales_at : scales_at + kinds * N * scale_stride;
+  static constexpr int bytes = scales_at + (has_scales ? kinds * N * scale_stride : 0);
 
   static constexpr int pieces = columns * element_bytes / 16;  // of a virtual column
   static constexpr int pass = Threads / pieces;                // virtual columns at a time
-  static_assert(Threads % pieces == 0 && pass % Planes == 0, "threads keep to their plane");
+  static_assert(Threads % pieces == 0 && pass % planes == 0, "threads keep to their plane");
   // Sums are 16-byte aligned only where that many columns are whole pieces.
   static constexpr int wide = Columns % 128 == 0 && is_whole ? 16 : 4;
   static constexpr int scale_pieces = groups * 4 / wide;
@@ -47,19 +51,19 @@ struct TileRows {
 
   // Copies the thread's share of stage `step`, as cp.async without commit.
   void copy(uint8_t* slot, int step) const {
-    const int row = column / Planes;
-    const uint8_t* from = x + row * x_stride + column % Planes * Columns +
+    const int row = column / planes;
+    const uint8_t* from = x + row * x_stride + column % planes * Columns +
                           step * (columns * element_bytes) + 16 * piece;
     uint8_t* to = slot + column * stride + 16 * piece;
     const bool is_inside =
         is_whole || step * columns * element_bytes + 16 * piece < Columns * element_bytes;
 #pragma unroll
     for (int v = 0; v < virtual_columns; v += pass) {
-      if (is_inside && column + v < virtual_columns && row + v / Planes < rows) {
-        cp_async<16>(to + v * stride, from + v / Planes * x_stride);
+      if (is_inside && column + v < virtual_columns && row + v / planes < rows) {
+        cp_async<16>(to + v * stride, from + v / planes * x_stride);
       }
     }
-    if constexpr (!W::is_float) {
+    if constexpr (has_scales) {
 #pragma unroll
       for (int first = 0; first < N * kinds * scale_pieces; first += Threads) {
         const int i = first + threadIdx.x;
@@ -100,7 +104,7 @@ struct Tile {
       static_cast<int64_t>(Columns) / code_columns * W::group_bytes +
       (W::has_spans ? Columns / W::columns * W::super_bytes : 0);
   using Rows = TileRows<W, Planes, N, Chunks, Columns, threads>;
-  using V = Values<Planes, false>;
+  using V = Values<Rows::planes, false>;
   using Places = Units<blocks, Kind>;
 
   static constexpr int piece_bytes = Chunks * W::chunk_bytes;  // of a row block in a stage
@@ -177,6 +181,11 @@ struct Tile {
       float total = 0.0f;
 #pragma unroll
       for (int w = 0; w < WarpColumns; w++) total += partials[(w * N + n) * partial_stride + row];
+      if constexpr (Planes == 0) {
+        if (first_row + n >= count) return 0.0f;
+        const uint8_t* x = f.x + (first_row + n) * f.x_stride + 2 * Columns;
+        return total * (*reinterpret_cast<const float*>(x) * (1.0f / kHalfScale));
+      }
       return total * W::unit;
     };
     if constexpr (Kind == Result::plain) {
@@ -251,6 +260,9 @@ struct Tile {
       if constexpr (W::is_float) {
         FloatReader<Rows, is_whole, warp_groups> reader{codes + lane.g * Rows::stride + 8 * lane.c};
         multiply_floats<W, Rows::tiles, RowBlocks>(chunk, first_group, left, reader, lane, totals);
+      } else if constexpr (Planes == 0) {
+        multiply_halves<W, Rows::tiles, RowBlocks, warp_groups, is_whole, Rows::stride>(
+            chunk, first_group, left, codes, lane, totals);
       } else {
         const QuadRows<Planes, Rows::stride, Rows::scale_stride, Rows::sums_at - Rows::scales_at>
             reader(codes, at + rows_at + Rows::scales_at + chunk_of_warp * 32, lane);

@@ -41,6 +41,7 @@ struct IntWeights {
   static constexpr bool has_offset = HasOffset;
   static constexpr bool has_spans = Kind != ScaleKind::half;
   static constexpr bool is_signed = Zero != 0;
+  static constexpr int zero = Zero;
   static constexpr int parts = kGroup / ScaleColumns;
   static constexpr int columns = kChunk;
   static constexpr int groups = kChunk / kGroup;
@@ -92,24 +93,26 @@ struct IntWeights {
 
   static uint32_t moved(uint32_t word, int left) { return left < 0 ? word >> -left : word << left; }
 
-  // The four registers of a 16×32 operand.
+  // The four registers of a 16×32 operand; raw ones are the codes as they are stored.
+  template <bool IsRaw = false>
   static void codes(const uint8_t* group, Lane lane, uint32_t (&a)[4]) {
+    constexpr int kLeft = IsRaw ? 0 : shift;
     const uint8_t* plane = group + head_bytes;
     const uint2 low = words(plane, lane.c, lane);
     if constexpr (Bits_ == 8) {
       const uint2 high = words(plane, 4 + lane.c, lane);
       a[0] = low.x, a[1] = low.y, a[2] = high.x, a[3] = high.y;
     } else {
-      constexpr uint32_t kMask = (0x0F0F0F0Fu << shift) & (0x01010101u * (0xFF & (0x0F << shift)));
-      a[0] = moved(low.x, shift) & kMask;
-      a[1] = moved(low.y, shift) & kMask;
-      a[2] = moved(low.x, shift - 4) & kMask;
-      a[3] = moved(low.y, shift - 4) & kMask;
+      constexpr uint32_t kMask = 0x01010101u * (0xFF & (0x0F << kLeft));
+      a[0] = moved(low.x, kLeft) & kMask;
+      a[1] = moved(low.y, kLeft) & kMask;
+      a[2] = moved(low.x, kLeft - 4) & kMask;
+      a[3] = moved(low.y, kLeft - 4) & kMask;
     }
     if constexpr (Bits_ == 5) {
-      constexpr int kTop = 4 + shift;
+      constexpr int kTop = 4 + kLeft;
       constexpr uint32_t kMask = 0x01010101u << kTop;
-      const uint2 top = *reinterpret_cast<const uint2*>(plane + 4 * 4 * kRows + 8 * lane.g);
+      const uint2 top = words(plane + 4 * 4 * kRows, 0, lane);
       a[0] |= (top.x << (kTop - lane.c)) & kMask;
       a[1] |= (top.y << (kTop - lane.c)) & kMask;
       if constexpr (kTop == 4) {
@@ -121,19 +124,24 @@ struct IntWeights {
       }
     }
     if constexpr (Bits_ == 6) {
-      constexpr int kTop = 4 + shift;
+      constexpr int kTop = 4 + kLeft;
       constexpr uint32_t kMask = 0x03030303u << kTop;
       const uint2 first = words(plane + 4 * 4 * kRows, 0, lane);
       const uint2 second = words(plane + 4 * 4 * kRows, 1, lane);
-      a[0] |= (first.x << (kTop - 2 * lane.c)) & kMask;
-      a[1] |= (first.y << (kTop - 2 * lane.c)) & kMask;
-      a[2] |= (second.x << (kTop - 2 * lane.c)) & kMask;
-      a[3] |= (second.y << (kTop - 2 * lane.c)) & kMask;
+      a[0] |= two_bits(first.x, kTop, lane) & kMask;
+      a[1] |= two_bits(first.y, kTop, lane) & kMask;
+      a[2] |= two_bits(second.x, kTop, lane) & kMask;
+      a[3] |= two_bits(second.y, kTop, lane) & kMask;
     }
-    if constexpr (is_signed) {
+    if constexpr (is_signed && !IsRaw) {
 #pragma unroll
       for (int i = 0; i < 4; i++) a[i] ^= 0x80808080u;
     }
+  }
+
+  // Bits 2c, 2c + 1 of each byte moved to bit `top`.
+  static uint32_t two_bits(uint32_t word, int top, Lane lane) {
+    return top == 4 ? word >> (2 * lane.c) << 4 : word << (top - 2 * lane.c);
   }
 };
 

@@ -63,6 +63,15 @@ __device__ __forceinline__ void mma_k16(int32_t (&d)[4], uint32_t a0, uint32_t a
   }
 }
 
+// d += a · b in F16 with F32 sums; fragments as in mma_f16 of ptx.cuh.
+__device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // d += a · b in TF32, a 16×8, b 8×8, with g = lane / 4 and t = lane % 4:
 //   a[0] row g, column t   a[1] row g + 8   a[2], a[3] column t + 4   b0 row t, column g   b1 row t + 4
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
