@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from corral.devices.cuda.matmul_launch import Launch, Product, Result, words
+from corral.devices.cuda.matmul_launch import (
+    Launch,
+    Product,
+    Result,
+    half_row_bytes,
+    half_rows,
+    words,
+)
 from corral.devices.packing import pack_rows, unpack_rows
 from corral.devices.reference import activations
 from corral.quant.packed import LAYOUTS
@@ -24,6 +31,20 @@ _HALVES = {
     DType.Q6_K: (208,),
 }
 """Where the blocks of a file keep their F16 scales: random bytes would make some of them NaN."""
+_GREATEST = {
+    DType.Q4_0: 8,
+    DType.Q4_1: 15,
+    DType.Q5_0: 16,
+    DType.Q5_1: 31,
+    DType.Q8_0: 127,
+    DType.Q3_K: 4 * 32,
+    DType.Q4_K: 15 * 63,
+    DType.Q5_K: 31 * 63,
+    DType.Q6_K: 32 * 127,
+}
+"""The greatest code times the greatest small scale."""
+_SCALE = 2.0
+"""Of products: so small that no activation overflows."""
 
 
 def random_matrix(generator, dtype, rows, columns):
@@ -32,7 +53,8 @@ def random_matrix(generator, dtype, rows, columns):
         blocks = rows * columns // dtype.block_elements
         raw = generator.integers(0, 256, (blocks, dtype.block_bytes), dtype=np.uint8)
         for at in _HALVES[dtype]:
-            scales = generator.normal(size=(blocks, 1)).astype(np.float16)
+            size = _SCALE / (np.sqrt(columns) * _GREATEST[dtype])
+            scales = (generator.normal(size=(blocks, 1)) * size).astype(np.float16)
             raw[:, at : at + 2] = scales.view(np.uint8)
     else:
         values = generator.normal(size=(rows, columns)).astype(np.float32)
@@ -112,6 +134,17 @@ class Case:
             out = self.memory.empty((self.product.batch, columns * 5 // 4), np.uint8)
             self.values |= {"out0": address(out), "out_stride0": out.strides[0]}
             self.outs = [out]
+
+    def make_half(self, arch=900):
+        """Make the activations F16; the launch that follows has 0 planes."""
+        product = self.product
+        launch = half_rows(product)
+        self.rows = self.memory.empty((product.batch, half_row_bytes(product.columns)), np.uint8)
+        out = {"out": address(self.rows), "out_stride": self.rows.strides[0]}
+        values = self.values | out | {"columns": product.columns}
+        size = (launch.grid, launch.threads, launch.shared_bytes)
+        emulate(launch.source, launch.name, *size, words(values, launch.fields), arch=arch)
+        self.values |= {"x": address(self.rows), "x_stride": self.rows.strides[0]}
 
     def run(self, launch: Launch, arch=900):
         """Run one launch on the emulator."""

@@ -190,7 +190,7 @@ def tile(product: Product, tuning: TileTuning) -> Launch:
 def _tile_shared(product: Product, tuning: TileTuning) -> int:
     layout, batch = product.packed, tuning.batch
     row_blocks = tuning.row_blocks * tuning.warp_rows
-    columns = tuning.chunks * _chunk_columns(layout)
+    columns = tuning.chunks * chunk_columns(layout)
     if layout.is_float or product.planes == 0:
         rows = batch * (columns * (4 if layout.is_float else 2) + 16)
     else:
@@ -208,14 +208,14 @@ def _units(product: Product, row_blocks: int) -> int:
     return -(-blocks[0] // (row_blocks // 2))
 
 
-def _chunk_columns(layout: PackedLayout) -> int:
+def chunk_columns(layout: PackedLayout) -> int:
     """Columns of weights that are multiplied in one go."""
     return 2048 // layout.code_bits if layout.is_float else 256
 
 
 def _stream_shared(product: Product, batch: int, tuning: Tuning) -> int:
     layout = product.packed
-    columns = _chunk_columns(layout)
+    columns = chunk_columns(layout)
     if layout.is_float:
         row_bytes = batch * (columns * 4 + 16)
     else:

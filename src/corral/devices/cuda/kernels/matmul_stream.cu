@@ -319,23 +319,49 @@ struct Stream {
     return total * W::unit;
   }
 
-  // Writes a unit's results. The warps take turns, so that none falls behind.
-  void finish(int buffer, int unit, int turn, int count) {
-    const int lane = threadIdx.x & 31, first = (warp + turn) % Warps;
+  // One result of a unit.
+  struct Place {
+    int part, row, n, j, row_in;
+    bool is_inside;
+  };
+
+  Place place_of(int unit, int i, int count) const {
+    Place at;
+    at.row_in = i % kRows, at.j = i / kRows % RowBlocks, at.n = i / kRows / RowBlocks;
+    int block;
+    Places::locate(f, unit, at.j, at.part, block);
+    at.row = block * kRows + at.row_in;
+    at.is_inside = i < outputs && at.n < count && at.row < f.parts[at.part].rows;
+    return at;
+  }
+
+  // The result that the thread writes first. The warps take turns, so that none falls behind.
+  int first_result(int turn) const {
+    return (warp + turn) % Warps * 32 + static_cast<int>(threadIdx.x & 31);
+  }
+
+  // What is added to that result; asked for early, for it comes from far.
+  float added_early(int unit, int turn) const {
+    if constexpr (Kind != Result::plain) return 0.0f;
+    const Place at = place_of(unit, first_result(turn), static_cast<int>(f.capacity));
+    return at.is_inside ? added(f.parts[at.part], at.row, at.n) : 0.0f;
+  }
+
+  // Writes a unit's results.
+  void finish(int buffer, int unit, int turn, int count, float early) {
+    const int first = first_result(turn);
     if constexpr (Kind == Result::plain) {
-      for (int i = first * 32 + lane; i < outputs; i += Warps * 32) {
-        const int row_in = i % kRows, j = i / kRows % RowBlocks, n = i / kRows / RowBlocks;
-        int p, block;
-        Places::locate(f, unit, j, p, block);
-        const int row = block * kRows + row_in;
-        if (n < count && row < f.parts[p].rows) {
-          store_plain(f.parts[p], row, n, sum(buffer, n, j, row_in));
-        }
+      for (int i = first; i < outputs; i += Warps * 32) {
+        const Place at = place_of(unit, i, count);
+        if (!at.is_inside) continue;
+        const MatmulPart& part = f.parts[at.part];
+        row_at(part.out, part.out_stride, at.n)[at.row] =
+            sum(buffer, at.n, at.j, at.row_in) + (i == first ? early : added(part, at.row, at.n));
       }
     } else {
       constexpr int kHalf = RowBlocks / 2;
       const MatmulPart& part = f.parts[0];
-      for (int i = first * 32 + lane; i < kHalf * kRows * Batch; i += Warps * 32) {
+      for (int i = first; i < kHalf * kRows * Batch; i += Warps * 32) {
         const int row_in = i % kRows, j = i / kRows % kHalf, n = i / kRows / kHalf;
         const int row = (unit * kHalf + j) * kRows + row_in;
         const float value = gated_value<Activation>(sum(buffer, n, j, row_in),
@@ -380,6 +406,7 @@ struct Stream {
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn++) {
       Totals totals = {};
       if (Ahead) prefetch(unit + Ahead * gridDim.x);
+      const float early = added_early(unit, turn);
 #pragma unroll 1
       for (int t = 0; t < own; t++) {
         if constexpr (kStays) {
@@ -397,7 +424,7 @@ struct Stream {
       const int buffer = turn & 1;
       keep(buffer, totals);
       __syncthreads();
-      finish(buffer, unit, turn, count);
+      finish(buffer, unit, turn, count, early);
     }
     cp_async_wait<0>();
   }

@@ -41,38 +41,46 @@ struct TileRows {
   int64_t x_stride;
   int rows;  // that there is memory for
   int piece, column;
+  const uint8_t* mine;  // the first place that the thread copies from
 
   TileRows(const MatmulFields& f, int first_row) : x_stride(f.x_stride) {
     x = f.x + first_row * f.x_stride;
     rows = min(N, static_cast<int>(f.capacity) - first_row);
     piece = threadIdx.x % pieces;
     column = threadIdx.x / pieces;
+    mine = x + column / planes * x_stride + column % planes * Columns + 16 * piece;
   }
 
   // Copies the thread's share of stage `step`, as cp.async without commit.
   void copy(uint8_t* slot, int step) const {
-    const int row = column / planes;
-    const uint8_t* from = x + row * x_stride + column % planes * Columns +
-                          step * (columns * element_bytes) + 16 * piece;
+    const uint8_t* from = mine + step * (columns * element_bytes);
     uint8_t* to = slot + column * stride + 16 * piece;
-    const bool is_inside =
-        is_whole || step * columns * element_bytes + 16 * piece < Columns * element_bytes;
+    const int64_t pass_bytes = pass / planes * x_stride;
+    if (is_whole && virtual_columns % pass == 0 && rows == N) {
 #pragma unroll
-    for (int v = 0; v < virtual_columns; v += pass) {
-      if (is_inside && column + v < virtual_columns && row + v / planes < rows) {
-        cp_async<16>(to + v * stride, from + v / planes * x_stride);
+      for (int v = 0; v < virtual_columns; v += pass) {
+        cp_async<16>(to + v * stride, from);
+        from += pass_bytes;
+      }
+    } else if (is_whole || step * columns * element_bytes + 16 * piece < Columns * element_bytes) {
+#pragma unroll 1
+      for (int v = 0; column + v < virtual_columns && (column + v) / planes < rows; v += pass) {
+        cp_async<16>(to + v * stride, from);
+        from += pass_bytes;
       }
     }
-    if constexpr (has_scales) {
+    if constexpr (has_scales) copy_scales(slot, step);
+  }
+
+  void copy_scales(uint8_t* slot, int step) const {
 #pragma unroll
-      for (int first = 0; first < N * kinds * scale_pieces; first += Threads) {
-        const int i = first + threadIdx.x;
-        const int number = i % scale_pieces, kind = i / scale_pieces % kinds;
-        const int n = i / scale_pieces / kinds, group = step * groups + number * (wide / 4);
-        if (n < rows && (is_whole || group < all_groups)) {
-          cp_async<wide>(slot + (kind ? sums_at : scales_at) + n * scale_stride + number * wide,
-                         x + n * x_stride + Planes * Columns + 4 * (kind * all_groups + group));
-        }
+    for (int first = 0; first < N * kinds * scale_pieces; first += Threads) {
+      const int i = first + threadIdx.x;
+      const int number = i % scale_pieces, kind = i / scale_pieces % kinds;
+      const int n = i / scale_pieces / kinds, group = step * groups + number * (wide / 4);
+      if (n < rows && (is_whole || group < all_groups)) {
+        cp_async<wide>(slot + (kind ? sums_at : scales_at) + n * scale_stride + number * wide,
+                       x + n * x_stride + Planes * Columns + 4 * (kind * all_groups + group));
       }
     }
   }
@@ -195,7 +203,9 @@ struct Tile {
         Places::locate(f, unit, row_in / kRows, p, block);
         const int row = block * kRows + row_in % kRows;
         if (first_row + n < count && row < f.parts[p].rows) {
-          store_plain(f.parts[p], row, first_row + n, sum(n, row_in));
+          const int at = first_row + n;
+          row_at(f.parts[p].out, f.parts[p].out_stride, at)[row] =
+              sum(n, row_in) + added(f.parts[p], row, at);
         }
       }
     } else {

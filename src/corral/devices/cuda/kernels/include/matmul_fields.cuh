@@ -72,12 +72,13 @@ inline float* row_at(uint8_t* base, int64_t stride, int row) {
   return reinterpret_cast<float*>(base + stride * row);
 }
 
-inline void store_plain(const MatmulPart& part, int row, int n, float value) {
-  if (part.bias) value += part.bias[row];
+// What is added to a product: bias and residual, where there are any.
+inline float added(const MatmulPart& part, int row, int n) {
+  float value = part.bias ? part.bias[row] : 0.0f;
   if (part.residual) {
     value += reinterpret_cast<const float*>(part.residual + part.residual_stride * n)[row];
   }
-  row_at(part.out, part.out_stride, n)[row] = value;
+  return value;
 }
 
 // A warp writes 32 columns of a row as A8: lane i has column 32 · group + i of `columns`.
