@@ -8,10 +8,13 @@ the buffers of a test between guard zones. `needs_emulator` marks tests that nee
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from functools import lru_cache
+import threading
+from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,7 +45,7 @@ class EmulationError(Exception):
     """What a launch did wrong."""
 
 
-@lru_cache
+@cache
 def cuda_headers():
     """Return the folder that holds cuda_fp16.h, or None."""
     candidates = [Path(p) for p in os.environ.get("CPATH", "").split(":") if p]
@@ -50,7 +53,7 @@ def cuda_headers():
     for base in spec.submodule_search_locations if spec else ():
         candidates += sorted(Path(base).glob("*/include"))
     candidates += [Path("/usr/local/cuda/include")]
-    needed = ("cuda_fp16.h", "vector_functions.h")
+    needed = ("cuda_fp16.h", "vector_functions.h", "crt/host_defines.h")
     found = (path for path in candidates if all((path / name).exists() for name in needed))
     return next(found, None)
 
@@ -74,6 +77,7 @@ class Library:
         self._names = {name: number for number, name in enumerate(names)}
         self._library = ctypes.CDLL(str(_compiled(stem, tuple(names), arch)))
         self._library.corral_emulate.restype = ctypes.c_int
+        self._lock = threading.Lock()
 
     def run(self, name, grid, block, shared_bytes, fields):
         """Run one launch; `fields` are the words of the kernel's struct in order."""
@@ -83,11 +87,13 @@ class Library:
         count = ctypes.c_size_t(len(fields))
         shared = ctypes.c_size_t(shared_bytes)
         number = self._names[name]
-        if not self._library.corral_emulate(number, sizes, shared, words, count, message):
+        with self._lock:  # one machine a library; several threads may upload
+            is_well = self._library.corral_emulate(number, sizes, shared, words, count, message)
+        if not is_well:
             raise EmulationError(f"{name}: {message.value.decode()}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def library(stem, names, arch=900):
     """Return a library of instances; compiled once, kept for the process."""
     return Library(stem, names, arch)
@@ -105,15 +111,36 @@ def _three(size):
 def _compiled(stem, names, arch):
     path = stem if isinstance(stem, Path) else KERNELS / f"{stem}.cu"
     source = _wrapper(path, names)
-    flags = (*_FLAGS, f"-DCORRAL_ARCH={arch}", f"-I{HERE}", f"-I{cuda_headers()}", f"-I{KERNELS}")
-    digest = hashlib.sha256(repr((source, flags)).encode())
-    for file in (path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.hpp"))):
-        digest.update(file.read_bytes())
-    cache = _cache()
-    target = cache / f"{path.stem}-{digest.hexdigest()[:24]}.so"
+    flags = (*_FLAGS, f"-DCORRAL_ARCH={arch}", f"-I{cuda_headers()}", f"-I{KERNELS}")
+    files = (path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.hpp")))
+    target = _cache() / f"{path.stem}-{_digest((source, flags), *files)}.so"
     if not target.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            _compile(source, Path(folder), flags, target)
+        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
+            _compile(source, Path(folder), (f"-I{_precompiled(flags)}", *flags), target)
+    return target
+
+
+def _digest(what, *files):
+    digest = hashlib.sha256(repr(what).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _precompiled(flags):
+    """Return a folder with the emulator's headers, the main one precompiled."""
+    headers = sorted(HERE.glob("*.hpp"))
+    target = _cache() / f"headers-{_digest(flags, *headers)}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_cache()) as temporary:
+            folder = Path(temporary) / "headers"
+            folder.mkdir()
+            for header in headers:
+                shutil.copy(header, folder)
+            _run_compiler(folder, *flags, "-x", "c++-header", "emulation.hpp")
+            with suppress(OSError):  # another process was quicker
+                folder.rename(target)
     return target
 
 
@@ -127,14 +154,15 @@ def _cache():
 
 def _compile(source, folder, flags, target):
     (folder / "all.cpp").write_text(source, "utf-8")
-    for command in (
-        ("g++", *flags, "-c", "all.cpp", "-o", "all.o"),
-        ("g++", "-shared", "all.o", "-o", "all.so"),
-    ):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode:
-            raise EmulationError("\n".join(done.stderr.splitlines()[:60]))
+    _run_compiler(folder, *flags, "-c", "all.cpp", "-o", "all.o")
+    _run_compiler(folder, "-shared", "all.o", "-o", "all.so")  # apart: no sanitizer's library
     (folder / "all.so").rename(target)
+
+
+def _run_compiler(folder, *arguments):
+    done = subprocess.run(("g++", *arguments), cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise EmulationError("\n".join(done.stderr.splitlines()[:60]))
 
 
 def _wrapper(path, names):
@@ -153,7 +181,7 @@ def _wrapper(path, names):
             for number, name in enumerate(names)
         ),
         "  }",
-        f"  std::snprintf(message, {_MESSAGE_BYTES}, \"%s\",",
+        f'  std::snprintf(message, {_MESSAGE_BYTES}, "%s",',
         "                corral::emulation::machine().message.c_str());",
         "  return is_well;",
         "}",
@@ -197,3 +225,42 @@ class Memory:
 def address(array):
     """Return where an array lies, as a field."""
     return array.ctypes.data
+
+
+_prepared = {}
+
+
+def prepare(stem, names):
+    """Compile instances together, which takes far less time than one by one."""
+    together = library(stem, tuple(names))
+    _prepared.update({(stem, name): together for name in names})
+
+
+def prepare_missing(instances):
+    """Compile those of the instances that were not prepared, file by file."""
+    missing = {}
+    for instance in instances:
+        if (instance.stem, instance.name) not in _prepared:
+            missing.setdefault(instance.stem, set()).add(instance.name)
+    for stem, names in missing.items():
+        prepare(stem, sorted(names))
+
+
+@cache
+def members(stem, name):
+    """Return the members of the struct that a kernel takes, as its source names them."""
+    text = "".join(path.read_text("utf-8") for path in sorted(KERNELS.rglob("*.cuh")))
+    text = (KERNELS / f"{stem}.cu").read_text("utf-8") + text
+    function = re.match(r"corral::(\w+)", name)[1]
+    kind = re.search(rf"\b{function}\(\s*__grid_constant__ const (\w+) f\)", text)[1]
+    body = re.search(rf"struct {kind} {{(.*?)\n}};", text, re.S)[1]
+    lines = re.findall(r"^ +([^/;]+);", body, re.M)
+    return [part.split()[-1].strip("*") for line in lines for part in line.split(",")]
+
+
+def run(launch):
+    """Run a `Launch`; its instance is compiled unless it was prepared."""
+    stem, name = launch.instance.stem, launch.instance.name
+    assert list(launch.fields) == members(stem, name), f"fields of {name}"
+    among = _prepared.get((stem, name)) or library(stem, (name,))
+    among.run(name, launch.grid, launch.block, launch.shared_bytes, launch.words)

@@ -157,6 +157,10 @@ inline float __logf(float a) { return std::log(a); }
 inline float __sinf(float a) { return std::sin(a); }
 inline float __cosf(float a) { return std::cos(a); }
 inline float __saturatef(float a) { return a < 0 ? 0 : a > 1 ? 1 : a; }
+inline void sincospif(float a, float* sine, float* cosine) {
+  *sine = float(std::sin(M_PI * a));
+  *cosine = float(std::cos(M_PI * a));
+}
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline float rsqrtf(float a) { return float(1.0 / std::sqrt(double(a))); }
 inline double rsqrt(double a) { return 1.0 / std::sqrt(a); }

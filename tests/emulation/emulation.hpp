@@ -270,7 +270,7 @@ inline void done(Snapshot* snapshot) { snapshot->readers--; }
 
 inline int lane_id() { return machine().current->number % kWarp; }
 
-enum Operation { kShuffle = 1, kVote, kReduce, kSync, kMatrices, kMultiply };
+enum Operation { kShuffle = 1, kVote, kReduce, kSync, kMatrices, kTranspose, kMultiply };
 
 inline void sync_warp(unsigned mask) {
   char nothing = 0;
@@ -412,7 +412,7 @@ inline void describe_deadlock() {
   m.message = text;
 }
 
-inline void begin_block(bool first) {
+inline void begin_block() {
   Machine& m = machine();
   m.threads = m.live = blockDim.x * blockDim.y * blockDim.z;
   m.votes = 0;
@@ -450,7 +450,7 @@ inline void end_block() {
 
 inline void run_block(bool backwards) {
   Machine& m = machine();
-  begin_block(false);
+  begin_block();
   while (m.live && !m.failed) {
     bool has_progress = false;
     for (int k = 0; k < m.threads && !m.failed; k++) {

@@ -122,6 +122,18 @@ void load_matrices_transposed(uint32_t (&r)[N], const void* row) {
   emulation::load_matrices<true>(r, row);
 }
 
+inline uint32_t transpose_matrix(uint32_t row) {
+  emulation::Snapshot* all = emulation::meet(~0u, emulation::kTranspose, &row, sizeof row);
+  const int lane = emulation::lane_id();
+  uint16_t pair[2];
+  for (int e = 0; e < 2; e++) {
+    const int y = lane % 4 * 2 + e, x = lane / 4;
+    pair[e] = reinterpret_cast<const uint16_t*>(all->slots[y * 4 + x / 2])[x % 2];
+  }
+  emulation::done(all);
+  return pair[0] | uint32_t(pair[1]) << 16;
+}
+
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   emulation::multiply<2, double>(d, a, b, emulation::bf16_of, emulation::bf16_of);
 }

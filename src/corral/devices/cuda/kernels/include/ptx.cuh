@@ -137,6 +137,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
                : "memory");
 }
 
+// An 8×8 matrix of 16-bit elements transposed: lane i has elements 2(i % 4), +1 of row i / 4.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t row) {
+  uint32_t column;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
+  return column;
+}
+
 // d += a · b on tensor cores; with g = lane / 4 and t = lane % 4:
 //   a (16×16, 16-bit)  a[0] row g, columns 2t, +1   a[1] row g + 8   a[2], a[3] columns + 8
 //   b (16×8)           b[0] rows 2t, +1 of column g                  b[1] rows + 8
