@@ -1,13 +1,14 @@
 """From a plan to launches for batches of some size: few rows go the narrow way, many the wide."""
 
+from functools import partial
+
 from corral.devices.base import ModelBuffers
 from corral.devices.cuda.launch import Binding, Launch
+from corral.devices.cuda.narrow import narrow
 from corral.devices.cuda.prefill_launch import Chip
-from corral.devices.cuda.rules import RULES
 from corral.devices.cuda.wide import lower_wide
-from corral.errors import InternalError
 from corral.memory.plan import Plan
-from corral.tensor.steps import Step, steps
+from corral.tensor.steps import steps
 
 
 def lower_plan(plan: Plan, buffers: ModelBuffers, bucket: int, chip: Chip) -> tuple[Launch, ...]:
@@ -18,16 +19,5 @@ def lower_plan(plan: Plan, buffers: ModelBuffers, bucket: int, chip: Chip) -> tu
     """
     at = Binding(plan, buffers, bucket)
     if 0 < plan.traits.narrow_rows < bucket:
-        return lower_wide(at, chip, narrow)
-    return tuple(launch for step in steps(plan.graph) for launch in narrow(at, step))
-
-
-def narrow(at: Binding, step: Step) -> tuple[Launch, ...]:
-    """Return the launches of one step for few rows: each node's by the rule of its operation."""
-    launches: list[Launch] = []
-    for node in (*step.nodes, step.gate):
-        if node is not None:
-            if node.op not in RULES:
-                raise InternalError(f"CUDA has no kernel for {node!r}")
-            launches += RULES[node.op](at, node)
-    return tuple(launches)
+        return lower_wide(at, chip, partial(narrow, chip=chip))
+    return tuple(launch for step in steps(plan.graph) for launch in narrow(at, step, chip))
