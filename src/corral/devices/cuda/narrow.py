@@ -24,6 +24,9 @@ from corral.tensor.ops import Gate, Op
 from corral.tensor.steps import Step
 from corral.tensor.tensor import Tensor
 
+LEAST_SHARED_BYTES = 99 << 10
+"""Shared memory of a block that tuned kernels fit into."""
+
 
 def narrow(at: Binding, step: Step, chip: Chip) -> tuple[Launch, ...]:
     """Return the launches of one step.
@@ -35,7 +38,7 @@ def narrow(at: Binding, step: Step, chip: Chip) -> tuple[Launch, ...]:
         return tuple(launch for node in step.nodes for launch in by_rule(at, node))
     if step.gate is not None:
         product = _gated(at, step.nodes, step.gate)
-        if product is not None and tuned.supports(product):
+        if product is not None and _is_tuned(product, chip):
             return tuple(_tuned(at, step.nodes, product, chip, (step.gate,)))
         return (*_products(at, step.nodes, chip), *by_rule(at, step.gate))
     return tuple(_products(at, step.nodes, chip))
@@ -53,11 +56,16 @@ def _products(at: Binding, nodes: Sequence[Tensor], chip: Chip) -> Iterator[Laun
     for _dtype, run in groupby(nodes, key=lambda node: node.sources[1].dtype):
         part = tuple(run)
         product = _plain(at, part)
-        if len(part) <= MAX_PARTS and tuned.supports(product):
+        if len(part) <= MAX_PARTS and _is_tuned(product, chip):
             yield from _tuned(at, part, product, chip, part)
         else:
             for node in part:
                 yield from by_rule(at, node)
+
+
+def _is_tuned(product: Product, chip: Chip) -> bool:
+    """Say whether a tuned kernel takes a product on a card with so little shared memory."""
+    return tuned.supports(product) and chip.shared_bytes >= LEAST_SHARED_BYTES
 
 
 def _plain(at: Binding, nodes: Sequence[Tensor]) -> Product:
