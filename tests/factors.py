@@ -5,7 +5,7 @@ The tiles are described in `kernels/include/tiles.cuh`; this is a second reading
 
 import numpy as np
 
-from corral.devices.cuda.prefill_launch import Form, factor_columns
+from corral.memory.factors import Form, factor_columns
 from corral.quant.quantize import quantize
 from corral.quant.types import DType
 

@@ -76,6 +76,7 @@ class Recorder:
     def __init__(self, runner):
         self._runner = runner
         self.shapes = runner.shapes
+        self.is_asynchronous = runner.is_asynchronous
         self.logits = {}
 
     @classmethod
@@ -86,10 +87,20 @@ class Recorder:
         loaded.engine = Engine(recorder, groups, context=loaded.engine.context)
         return recorder
 
+    def start(self, batch):
+        """Start a batch and note who wants logits."""
+        self._wanting = [rows.sequence for rows in batch for _ in range(rows.num_outputs)]
+        self._runner.start(batch)
+
     def run(self, batch):
         """Run a batch and copy its logits."""
-        logits = self._runner.run(batch)
-        wanting = [rows.sequence for rows in batch for _ in range(rows.num_outputs)]
+        self.start(batch)
+        return self.finish()
+
+    def finish(self):
+        """Finish a batch and copy its logits."""
+        logits = self._runner.finish()
+        wanting = self._wanting
         for sequence, row in zip(wanting, logits, strict=True):
             self.logits.setdefault(sequence, []).append(row.copy())
         return logits

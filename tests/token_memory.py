@@ -30,11 +30,26 @@ class TokenMemory:
         self.num_rows = []
         """Rows of each evaluation so far."""
         self._groups = groups
+        self._logits = None
         self._arrays = BatchArrays(self.shapes, groups)
         self._kept = [np.full((group.num_blocks, BLOCK_TOKENS), -1) for group in groups]
 
+    is_asynchronous = False
+
     def run(self, batch):
-        """Write, read back, and return the logits of the rows that want some."""
+        """Start a batch and finish it."""
+        self.start(batch)
+        return self.finish()
+
+    def finish(self):
+        """Return the logits of the rows that wanted some, once."""
+        logits, self._logits = self._logits, None
+        assert logits is not None
+        return logits
+
+    def start(self, batch):
+        """Write and read back; the last batch must be finished."""
+        assert self._logits is None
         inputs = self._arrays.fill(batch)
         positions, sequences = inputs["positions"], inputs["sequences"]
         assert 0 < len(positions) <= self.shapes.rows
@@ -48,7 +63,7 @@ class TokenMemory:
                 mine = positions[sequences == number]
                 self._check(group, kept, table, rows.sequence, mine)
         rows = inputs["output_rows"]
-        return np.array(
+        self._logits = np.array(
             [logits_after(batch[sequences[r]].sequence.tokens[: positions[r] + 1]) for r in rows],
             np.float32,
         ).reshape(len(rows), VOCABULARY)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from corral.devices.cuda import cublas
-from corral.devices.cuda.context import process_contexts
+from corral.devices.cuda.contexts import process_contexts
 from corral.devices.cuda.cublas import WORKSPACE_BYTES, Places, Products, Shape
 from corral.errors import CorralError
 from corral.quant.types import DType

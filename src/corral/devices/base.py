@@ -98,6 +98,9 @@ class Program(Protocol):
 class Backend(Protocol):
     """An executor on a device: a team of threads, a stream."""
 
+    is_asynchronous: bool
+    """Whether `run` returns before the evaluation is done, so that the caller may go on."""
+
     def lower(
         self, plan: Plan, buffers: ModelBuffers, *, progress: Progress | None = None
     ) -> Program:

@@ -1,6 +1,10 @@
 """The loop: schedule, run, sample, emit.
 
 It knows tokens, not text; sequences, not requests. One thread at a time may call it.
+
+    step n      finish n ─▶ sample ─▶ start n+1 ─▶ emit n
+                                      └─ where the device computes while the caller reads, else
+                                         the next step starts and finishes
 """
 
 from collections.abc import Iterable
@@ -48,6 +52,10 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._evaluations = 0
+        self._flight: tuple[Slice, ...] = ()
+        """What was started and not finished."""
+        self._landed: list[Emission] = []
+        """What a flight produced that nobody was told yet."""
         self.context = context
 
     def submit(
@@ -87,26 +95,51 @@ class Engine:
         return sequence
 
     def step(self) -> list[Emission]:
-        """Run one evaluation and return what it produced, in order of arrival."""
+        """Finish one evaluation and return what it produced, in order of arrival."""
+        if not self._flight and not self._landed:
+            self._launch()
+        self._land()
+        if self._runner.is_asynchronous:
+            self._launch_ahead()
+        emissions, self._landed = self._landed, []
+        return emissions
+
+    def _launch_ahead(self) -> None:
+        """Start what comes next; if that fails, it does so again when nothing waits to be told."""
+        try:
+            self._launch()
+        except CorralError:
+            if not self._landed:
+                raise
+
+    def _launch(self) -> None:
+        """Start an evaluation of what is there to be computed, if anything is."""
         slices = schedule(self._candidates(), self._budget())
+        if slices:
+            self._start(slices)
+            self._flight = slices
+
+    def _land(self) -> None:
+        """Finish what was started; sequences that have ended meanwhile are passed over."""
+        slices, self._flight = self._flight, ()
         if not slices:
-            return []
-        logits = self._evaluate(slices)
-        emissions = []
+            return
+        logits = self._runner.finish()
         output = 0
         for part in slices:
-            sequence = self._sequences[part.id]
-            self._advance(sequence, part.num_tokens)
-            if part.wants_logits:
-                emission = self._sample(sequence, logits[output])
-                emissions += [emission] if emission else []
-                output += 1
-        return emissions
+            sequence = self._sequences.get(part.id)
+            if sequence is not None:
+                self._advance(sequence, part.num_tokens)
+                if part.wants_logits:
+                    emission = self._sample(sequence, logits[output])
+                    self._landed += [emission] if emission else []
+            output += part.wants_logits
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence now; one that has ended stays as it is."""
         if sequence.state is not SequenceState.FINISHED:
             self._finish(sequence, FinishReason.CANCELLED)
+        self._landed = [one for one in self._landed if one.sequence is not sequence]
 
     def score(self, tokens: Iterable[int], into: NDArray[np.float32]) -> None:
         """Write the logits of every token of one causal pass: (tokens, vocabulary).
@@ -121,6 +154,7 @@ class Engine:
                 f"{len(sequence.tokens)} tokens were given, the context holds {self.context}: "
                 "load the model with a larger context"
             )
+        self._land()
         shapes = self._runner.shapes
         if self._num_running() >= shapes.sequences:
             raise ResourceError(
@@ -171,7 +205,7 @@ class Engine:
             candidates.append(Candidate(sequence.id, pending, is_admitted))
         return candidates
 
-    def _evaluate(self, slices: tuple[Slice, ...]) -> NDArray[np.float32]:
+    def _start(self, slices: tuple[Slice, ...]) -> None:
         sequences = [self._sequences[part.id] for part in slices]
         # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
         for sequence in sequences:
@@ -182,7 +216,7 @@ class Engine:
             self._grow(sequence, part.num_tokens)
             batch.append(Rows(sequence, part.num_tokens, int(part.wants_logits)))
         self._evaluations += 1
-        return self._runner.run(batch)
+        self._runner.start(batch)
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.tables = tuple(

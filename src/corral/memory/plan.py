@@ -7,6 +7,7 @@ Plans + weights + state ──▶ ModelPlan ──▶ footprint: bytes by lifeti
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from corral.memory.factors import ALIGNMENT as FACTORS_ALIGNMENT
 from corral.memory.factors import FactorSpace, factor_space
 from corral.memory.lifetime import Lifetime, liveness
 from corral.memory.planner import ScratchLayout, align, place
@@ -19,7 +20,6 @@ from corral.tensor.tensor import Tensor
 COUNTS = "counts"
 """Name of the staging slot with two I64: rows and outputs of this batch."""
 COUNTS_BYTES = 16
-FACTORS_ALIGNMENT = 1024
 
 
 @dataclass(frozen=True, slots=True)

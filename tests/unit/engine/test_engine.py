@@ -1,64 +1,35 @@
 """The loop, on a runner that keeps tokens where a model keeps keys and values and checks them."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from corral.contract.messages import FinishReason, SamplingParams
 from corral.engine.engine import Engine
 from corral.errors import ContextExceeded, InternalError, InvalidArgument, ModelError
-from corral.kv.spec import GroupSpec, blocks_for, window_blocks
+from corral.kv.spec import blocks_for
 from corral.sampling.sampler import Sampler
-from token_memory import VOCABULARY, TokenMemory, logits_after
-
-ROWS, SEQUENCES, CONTEXT = 16, 2, 128
-WINDOW = 20
-FULL = (GroupSpec(None, SEQUENCES * blocks_for(CONTEXT)),)
-WINDOWED = (GroupSpec(WINDOW, SEQUENCES * window_blocks(WINDOW, ROWS)), *FULL)
-LAYOUTS = pytest.mark.parametrize("groups", [FULL, WINDOWED], ids=["full", "windowed"])
-
-
-def make(groups=FULL, **shapes):
-    """Return an engine and its runner."""
-    runner = TokenMemory(groups, rows=ROWS, sequences=SEQUENCES, context=CONTEXT, **shapes)
-    return Engine(runner, groups, context=CONTEXT), runner
-
-
-def sampler(seed=1, **options):
-    return Sampler(SamplingParams(seed=seed, **options), VOCABULARY)
-
-
-def submit(engine, tokens, max_tokens=5, *, seed=1, **options):
-    return engine.submit(tokens, sampler=sampler(seed), max_tokens=max_tokens, **options)
+from engines import (
+    CONTEXT,
+    FULL,
+    LAYOUTS,
+    ROWS,
+    SEQUENCES,
+    WINDOWED,
+    alone,
+    finish,
+    generated,
+    is_empty,
+    make,
+    sampler,
+    submit,
+)
+from token_memory import VOCABULARY, TokenMemory
 
 
-def finish(engine, *sequences):
-    """Step until all sequences have ended; return what each of them generated."""
-    while any(sequence.finish_reason is None for sequence in sequences):
-        engine.step()
-    return [generated(sequence) for sequence in sequences]
-
-
-def generated(sequence):
-    return sequence.tokens[sequence.num_prompt :]
-
-
-def alone(tokens, max_tokens, seed):
-    """Return what a sequence generates that has the machine for itself."""
-    tokens, chooser = list(tokens), sampler(seed)
-    num_prompt = len(tokens)
-    for _ in range(min(max_tokens, CONTEXT - num_prompt)):
-        tokens.append(chooser.sample(logits_after(tokens), len(tokens)))
-        chooser.accept(tokens[-1])
-    return tokens[num_prompt:]
-
-
-def is_empty(engine, groups=FULL):
-    """Return whether no sequence is there and no block is used."""
-    statistics = engine.statistics()
-    free = tuple(group.num_blocks for group in groups)
-    return (statistics.waiting, statistics.running, statistics.free_blocks) == (0, 0, free)
+@pytest.fixture(autouse=True, params=[False, True], ids=["in-turn", "ahead"])
+def is_ahead(request, monkeypatch):
+    """Let evaluations run while the caller goes on, or not."""
+    monkeypatch.setattr(TokenMemory, "is_asynchronous", request.param)
+    return request.param
 
 
 @LAYOUTS
@@ -232,12 +203,12 @@ class FailingMemory(TokenMemory):
 
     failures = frozenset({2, 3})
 
-    def run(self, batch):
+    def start(self, batch):
         """Fail, or run."""
         self.count = getattr(self, "count", 0) + 1
         if self.count in self.failures:
             raise InternalError("the device failed")
-        return super().run(batch)
+        super().start(batch)
 
 
 def test_a_failed_evaluation_changes_nothing():
@@ -245,10 +216,12 @@ def test_a_failed_evaluation_changes_nothing():
     runner = FailingMemory(FULL, rows=ROWS, sequences=SEQUENCES, context=CONTEXT)
     engine = Engine(runner, FULL, context=CONTEXT)
     sequence, other = submit(engine, [1] * 60), submit(engine, [2] * 60)
-    engine.step()
-    for _ in range(2):
-        with pytest.raises(InternalError):
+    failures = 0
+    while failures < 2:
+        try:
             engine.step()
+        except InternalError:
+            failures += 1
     engine.cancel(other)
     assert finish(engine, sequence) == [alone([1] * 60, 5, 1)]
     assert is_empty(engine)
@@ -352,84 +325,3 @@ class TestReuse:
         assert finish(engine, again) == [alone([1] * 70, 3, 1)]
         assert again.num_cached == 0
         assert engine.statistics().known_blocks == (0, 0)
-
-
-class Life(RuleBasedStateMachine):
-    """Sequences come, run and go in any order; blocks add up and every answer is right."""
-
-    groups = FULL
-
-    def __init__(self):
-        super().__init__()
-        self.engine, _ = make(self.groups)
-        self.sequences = []
-        """Each with the answer it has alone."""
-
-    @rule(
-        beginning=st.sampled_from([[], [1] * 32, [1] * 40, [1] * 32 + [2] * 40]),
-        rest=st.lists(st.integers(0, 3), min_size=1, max_size=40),
-        max_tokens=st.integers(0, 40),
-        seed=st.integers(0, 1),
-        reuse=st.booleans(),
-    )
-    def submit(self, beginning, rest, max_tokens, seed, reuse):
-        """Queue a prompt that may begin like others."""
-        prompt = beginning + rest
-        sequence = submit(self.engine, prompt, max_tokens, seed=seed, reuse=reuse)
-        self.sequences.append((sequence, alone(prompt, max_tokens, seed)))
-
-    @rule(count=st.integers(1, 20))
-    def step(self, count):
-        """Run some evaluations."""
-        for _ in range(count):
-            self.engine.step()
-
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def cancel(self, data):
-        """Cancel any sequence, running or not."""
-        sequence, _ = data.draw(st.sampled_from(self.sequences))
-        self.engine.cancel(sequence)
-
-    @invariant()
-    def blocks_add_up(self):
-        """A block is free, or in the table of a sequence that runs."""
-        statistics = self.engine.statistics()
-        running = [s for s, _ in self.sequences if s.finish_reason is None and s.tables]
-        assert statistics.running == len(running) <= SEQUENCES
-        for index, group in enumerate(self.groups):
-            used = set()
-            for sequence in running:
-                gone = sequence.tables[index]._num_gone
-                used |= set(sequence.tables[index].blocks[gone:])
-            assert statistics.free_blocks[index] == group.num_blocks - len(used)
-            assert statistics.known_blocks[index] <= group.num_blocks
-
-    @invariant()
-    def answers_are_right(self):
-        """What a sequence has generated so far is what it would generate alone."""
-        for sequence, expected in self.sequences:
-            answer = generated(sequence)
-            assert answer == expected[: len(answer)]
-            if sequence.finish_reason is None:
-                assert len(answer) < max(1, len(expected))
-            elif sequence.finish_reason is not FinishReason.CANCELLED:
-                assert answer == expected
-
-    def teardown(self):
-        """Everything comes to an end, and nothing is left."""
-        finish(self.engine, *(sequence for sequence, _ in self.sequences))
-        self.answers_are_right()
-        assert is_empty(self.engine, self.groups)
-
-
-class WindowedLife(Life):
-    """The same with windowed layers."""
-
-    groups = WINDOWED
-
-
-LIFE = settings(max_examples=25, stateful_step_count=20, deadline=None)
-Life.TestCase.settings = WindowedLife.TestCase.settings = LIFE
-TestLife = Life.TestCase
-TestWindowedLife = WindowedLife.TestCase

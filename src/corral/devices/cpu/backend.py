@@ -39,6 +39,8 @@ class CpuProgram:
 class CpuBackend(Closing):
     """A team of threads on the CPU device."""
 
+    is_asynchronous = False
+
     def __init__(self, device: "CpuDevice") -> None:
         self._device = device
         self._team = ThreadTeam(device.compiler, device.traits.workers)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 class CudaBackend(Closing):
     """A stream on a CUDA device."""
 
+    is_asynchronous = True
+
     def __init__(self, device: "CudaDevice") -> None:
         """Begin the device's context, if it is not there.
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from corral.devices.cuda.context import DeviceContext
-from corral.devices.cuda.prefill_launch import Form
 from corral.errors import InternalError, OutOfMemory
+from corral.memory.factors import Form
 from corral.quant.types import DType
 
 WORKSPACE_BYTES = 32 << 20

@@ -7,24 +7,22 @@ become the right factor, the rows become the left one, and the product itself:
                                           ├─▶ matmul_wgmma / matmul_tiles / cuBLASLt ──▶ F32 rows
     F32 rows ───────prepare──────▶ tiles ─┘                                           └▶ gated tiles
 
-Factors have elements of 16 bits. What they are depends on the weights' type (`Form`): one matrix of
-BF16, one of F16 with a power of two for each row, or three of BF16 side by side. They lie in tiles
-for kernels of ours and row by row for cuBLASLt (`kernels/include/tiles.cuh`).
+What factors are, and what they take, is in `memory/factors.py`.
 """
 
 import enum
 from dataclasses import dataclass
 
 from corral.kv.spec import BLOCK_TOKENS
+from corral.memory.factors import (
+    TILE_BYTES,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Form,
+)
 from corral.quant.packed import CPU_INTERLEAVE, IQ4_VALUES, LAYOUTS, MXFP4_VALUES, Scales
 from corral.quant.types import DType
 from corral.tensor.ops import Activation
-
-TILE_ROWS = 128
-TILE_COLUMNS = 64
-TILE_BYTES = TILE_ROWS * TILE_COLUMNS * 2
-WIDEST_TILE = 256
-"""Columns of the result that one block of `matmul_wgmma` computes: weights are padded to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +39,12 @@ class Kernel:
     """Dynamic shared memory; more than 48 KiB must be asked for."""
 
 
-class Form(enum.Enum):
-    """What the factors of a product are."""
-
-    BF16 = "one matrix of BF16"
-    F16 = "one matrix of F16; rows on the left are divided by a power of two each"
-    SPLIT = "three matrices of BF16: left high, low, high; right high, high, low"
-
-    @property
-    def matrices(self) -> int:
-        """How many matrices stand side by side."""
-        return 3 if self is Form.SPLIT else 1
-
-    @property
-    def element(self) -> str:
-        """The type of an element in kernels."""
-        return "__half" if self is Form.F16 else "__nv_bfloat16"
+_ELEMENTS = {
+    Form.BF16: "__nv_bfloat16",
+    Form.F16: "__half",
+    Form.SPLIT: "__nv_bfloat16",
+}
+"""The type of an element in kernels."""
 
 
 class Source(enum.Enum):
@@ -96,51 +84,6 @@ FINISHES = {
 }
 """By activation, and whether the next product reads tiles."""
 GATED_SOURCES = {Activation.SILU: Source.SILU, Activation.GELU: Source.GELU}
-
-_FORMS = {DType.F32: Form.SPLIT, DType.F16: Form.F16}
-
-
-def form_of(weight: DType) -> Form:
-    """Return the form of a product with weights of a type."""
-    return _FORMS.get(weight, Form.BF16)
-
-
-def factor_columns(columns: int, form: Form) -> int:
-    """Return the columns of a factor: all its matrices, each padded to whole tiles."""
-    return form.matrices * _up(columns, TILE_COLUMNS)
-
-
-def factor_tiles(columns: int, form: Form) -> int:
-    """Return the tiles of a row of a factor."""
-    return factor_columns(columns, form) // TILE_COLUMNS
-
-
-def left_bytes(rows: int, columns: int, form: Form) -> int:
-    """Return the bytes of a left factor of at most so many rows, tiled or not."""
-    return _up(rows, TILE_ROWS) * factor_columns(columns, form) * 2
-
-
-def right_bytes(rows: int, columns: int, form: Form) -> int:
-    """Return the bytes of a right factor: a row for each column of the result, tiled or not."""
-    return _up(rows, WIDEST_TILE) * factor_columns(columns, form) * 2
-
-
-def scales_bytes(rows: int, form: Form) -> int:
-    """Return the bytes of the scales of a left factor."""
-    return 4 * rows if form is Form.F16 else 0
-
-
-def row_bytes(columns: int, form: Form) -> int:
-    """Return the bytes of a row of a factor that is not tiled."""
-    if form is Form.SPLIT:
-        return 2 * factor_columns(columns, form)
-    return 2 * columns
-
-
-def stride(columns: int, form: Form, *, is_tiled: bool) -> int:
-    """Return the field `stride` of who writes a factor."""
-    return factor_tiles(columns, form) if is_tiled else row_bytes(columns, form)
-
 
 # --- weights ---
 
@@ -227,6 +170,7 @@ _WGMMA_THREADS = 384
 _WGMMA_STAGES = {256: 4, 128: 6}
 _BARRIER_BYTES = 128
 _ALIGNMENT = 1024
+"""Where wgmma wants its tiles in shared memory; a block aligns them itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +192,7 @@ def product(form: Form, finish: Finish, rows: int, columns: int, chip: Chip) -> 
 def mma_product(form: Form, finish: Finish, rows: int, columns: int) -> Kernel:
     """Return the launch of a product by mma.sync."""
     tiles = -(-rows // TILE_ROWS) * -(-columns // TILE_ROWS)
-    name = f"corral::matmul_tiles<{form.element},{finish.value}>"
+    name = f"corral::matmul_tiles<{_ELEMENTS[form]},{finish.value}>"
     shared = _MMA_STAGES * 2 * TILE_BYTES
     return Kernel("matmul_tiles", name, (tiles, 1, 1), _MMA_THREADS, shared)
 
@@ -258,7 +202,7 @@ def wgmma_product(
 ) -> Kernel:
     """Return the launch of a product by wgmma whose blocks compute 128 × `width`."""
     tiles = -(-rows // TILE_ROWS) * -(-columns // width)
-    name = f"corral::matmul_wgmma<{form.element},{finish.value},{width}>"
+    name = f"corral::matmul_wgmma<{_ELEMENTS[form]},{finish.value},{width}>"
     stage = TILE_BYTES * (1 + width // TILE_ROWS)
     shared = _WGMMA_STAGES[width] * stage + _BARRIER_BYTES + _ALIGNMENT
     grid = (min(tiles, chip.multiprocessors), 1, 1)

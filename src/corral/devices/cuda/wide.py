@@ -23,21 +23,24 @@ from corral.devices.cuda.prefill_launch import (
     PRODUCT_FIELDS,
     Chip,
     Finish,
-    Form,
     Heads,
     Kernel,
     Mixed,
     Source,
     attention,
     dequantize,
-    factor_tiles,
-    form_of,
     prepare,
     product,
-    stride,
 )
 from corral.errors import InternalError
-from corral.memory.factors import LEFT_FACTORS, is_wide
+from corral.memory.factors import (
+    LEFT_FACTORS,
+    Form,
+    factor_tiles,
+    form_of,
+    is_wide,
+    stride,
+)
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Gate, Norm, Op
 from corral.tensor.steps import Step, steps

@@ -40,6 +40,8 @@ class NullProgram:
 class NullBackend(Closing):
     """An executor that does nothing."""
 
+    is_asynchronous = False
+
     def __init__(self, device: Device) -> None:
         self._device = device
         self._statistics = NullStatistics()

@@ -51,6 +51,8 @@ class ReferenceProgram:
 class ReferenceBackend(Closing):
     """An executor on the reference device; evaluates at once, in the caller's thread."""
 
+    is_asynchronous = False
+
     def __init__(self, device: Device) -> None:
         self._device = device
         self.is_closed = False

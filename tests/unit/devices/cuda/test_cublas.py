@@ -5,10 +5,10 @@ import ctypes
 import pytest
 
 from corral.devices.cuda import cublas
-from corral.devices.cuda.context import Contexts
+from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.cublas import Places, Products, Shape
-from corral.devices.cuda.prefill_launch import Form
 from corral.errors import InternalError, OutOfMemory
+from corral.memory.factors import Form
 from corral.quant.types import DType
 from fake_driver import FakeDriver
 

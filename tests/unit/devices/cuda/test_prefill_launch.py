@@ -3,29 +3,13 @@
 import pytest
 
 from corral.devices.cuda import prefill_launch as launch
-from corral.devices.cuda.prefill_launch import Chip, Finish, Form, Heads, Mixed
-from corral.quant.packed import LAYOUTS
+from corral.devices.cuda.prefill_launch import Chip, Finish, Heads, Mixed
+from corral.memory.factors import Form
 from corral.quant.types import DType
 
 H200 = Chip(132, True)
 SHARED_PER_BLOCK = 227 << 10
 SHARED_PER_BLOCK_SM86 = 99 << 10
-
-
-@pytest.mark.parametrize("form", Form)
-def test_scratch_is_whole_tiles(form):
-    """A block reads whole tiles, the last columns and rows included."""
-    right = launch.right_bytes(130, 576, form)
-    assert right == 256 * 576 * 2 * form.matrices
-    assert launch.left_bytes(130, 96, form) == 256 * 128 * 2 * form.matrices
-    assert launch.factor_tiles(96, form) == 2 * form.matrices
-
-
-def test_each_type_has_a_form():
-    forms = {dtype: launch.form_of(dtype) for dtype in LAYOUTS}
-    assert forms[DType.F32] is Form.SPLIT
-    assert forms[DType.F16] is Form.F16
-    assert all(form is Form.BF16 for dtype, form in forms.items() if dtype.is_quantized)
 
 
 @pytest.mark.parametrize("rows, columns, width", [(2048, 28672, 256), (512, 4096, 128)])

@@ -5,6 +5,7 @@ import pytest
 
 from corral.devices.cuda import prefill_launch
 from corral.devices.packing import pack_rows
+from corral.memory import factors as prefill_factors
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
@@ -17,17 +18,17 @@ pytestmark = needs_emulator
 
 def run(dtype, rows, columns, is_tiled, first_row=0, spread=1):
     """Return (what was written, all rows of the target; what the weights are)."""
-    form = prefill_launch.form_of(dtype)
+    form = prefill_factors.form_of(dtype)
     generator = np.random.default_rng(rows + columns)
     raw = random_blocks(generator, dtype, rows, columns).reshape(rows, -1).view(np.uint8)
     memory = Memory()
     packed = memory.of(pack_rows(raw, dtype, rows, columns))
     target_rows = -(-(rows * spread + first_row) // ROWS) * ROWS
-    wide = prefill_launch.factor_columns(columns, form) if is_tiled else None
-    wide = wide or prefill_launch.row_bytes(columns, form) // 2
+    wide = prefill_factors.factor_columns(columns, form) if is_tiled else None
+    wide = wide or prefill_factors.row_bytes(columns, form) // 2
     out = memory.empty(target_rows * wide, np.uint16)
     kernel = prefill_launch.dequantize(dtype, rows, columns, is_tiled=is_tiled)
-    stride = prefill_launch.stride(columns, form, is_tiled=is_tiled)
+    stride = prefill_factors.stride(columns, form, is_tiled=is_tiled)
     fields = (address(packed), address(out), rows, columns, stride, first_row, spread)
     emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, kernel.shared_bytes, fields)
     memory.check()
@@ -38,7 +39,7 @@ def run(dtype, rows, columns, is_tiled, first_row=0, spread=1):
 @pytest.mark.parametrize("is_tiled", [False, True])
 @pytest.mark.parametrize("dtype", LAYOUTS)
 def test_values_are_those_of_the_file_rounded_to_the_element(dtype, is_tiled):
-    form = prefill_launch.form_of(dtype)
+    form = prefill_factors.form_of(dtype)
     columns = 256 * 3
     actual, values = run(dtype, 40, columns, is_tiled)
     expected = right_factor(values, form)
@@ -50,7 +51,7 @@ def test_values_are_those_of_the_file_rounded_to_the_element(dtype, is_tiled):
 
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0, DType.F16, DType.BF16, DType.F32])
 def test_columns_that_fill_no_tile_are_followed_by_zeros(dtype):
-    form = prefill_launch.form_of(dtype)
+    form = prefill_factors.form_of(dtype)
     actual, values = run(dtype, 20, 96, True)
     both = (elements(actual[:20], form), elements(right_factor(values, form), form))
     matrices = (np.split(factor, form.matrices, axis=1) for factor in both)

@@ -6,7 +6,9 @@ import pytest
 import emulation
 import formulas
 from corral.devices.cuda import prefill_launch
-from corral.devices.cuda.prefill_launch import Chip, Finish, Form
+from corral.devices.cuda.prefill_launch import Chip, Finish
+from corral.memory import factors as prefill_factors
+from corral.memory.factors import Form
 from emulation import Memory, address, emulate, needs_emulator
 from factors import elements, from_tiles, left_factor, right_factor, to_tiles
 from golden import nmse
@@ -33,7 +35,7 @@ class Case:
             self.x *= np.exp2(generator.integers(-30, 30, (rows, 1))).astype(np.float32)
         self.memory = memory = Memory()
         factor, scales = left_factor(self.x, form)
-        self.tiles = prefill_launch.factor_tiles(inner, form)
+        self.tiles = prefill_factors.factor_tiles(inner, form)
         left = np.full((-(-capacity // 128) * 128, factor.shape[1]), 0xFFFF, np.uint16)
         left[:rows] = factor  # rows beyond the count are NaN: nobody may be disturbed by them
         self.left = memory.of(to_tiles(left))

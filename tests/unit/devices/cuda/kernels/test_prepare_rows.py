@@ -6,8 +6,10 @@ import pytest
 import formulas
 from corral.devices.cpu.lower import float_word
 from corral.devices.cuda import prefill_launch
-from corral.devices.cuda.prefill_launch import Form, Source
+from corral.devices.cuda.prefill_launch import Source
 from corral.devices.reference.activations import decoded, quantize
+from corral.memory import factors as prefill_factors
+from corral.memory.factors import Form
 from corral.quant.types import DType
 from emulation import Memory, address, emulate, needs_emulator
 from factors import elements, from_tiles, left_factor
@@ -45,8 +47,8 @@ def run(source, form, columns, is_tiled):
     memory = Memory()
     x, other = memory.of(x), memory.of(other)
     count = memory.of(np.array([ROWS], np.int64))
-    wide = prefill_launch.factor_columns(columns, form) if is_tiled else None
-    wide = wide or prefill_launch.row_bytes(columns, form) // 2
+    wide = prefill_factors.factor_columns(columns, form) if is_tiled else None
+    wide = wide or prefill_factors.row_bytes(columns, form) // 2
     out = memory.empty((128 if is_tiled else CAPACITY) * wide, np.uint16)
     scales = memory.empty(CAPACITY)
     kernel = prefill_launch.prepare(source, form, CAPACITY, is_tiled=is_tiled)
@@ -59,7 +61,7 @@ def run(source, form, columns, is_tiled):
         "columns": columns,
         "epsilon": float_word(EPSILON),
         "out": address(out),
-        "stride": prefill_launch.stride(columns, form, is_tiled=is_tiled),
+        "stride": prefill_factors.stride(columns, form, is_tiled=is_tiled),
         "scales": address(scales) if form is Form.F16 else 0,
     }
     words = [fields[name] for name in prefill_launch.PREPARE_FIELDS]

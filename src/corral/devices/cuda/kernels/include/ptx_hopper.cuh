@@ -1,108 +1,130 @@
-// Instructions of sm_90a: products of a warpgroup, registers moved between warpgroups. Source: PTX ISA 8.x. The emulator has none of them; each has another path for other architectures.
+// Instructions of sm_90a: products of a warpgroup, registers moved between warpgroups.
+//
+// Elsewhere, kernels that use them are empty; there are others for every architecture.
+// Source: PTX ISA 8.x.
 #pragma once
 #include "ptx.cuh"
 
-#if !defined(CORRAL_EMULATION) && CORRAL_ARCH >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define CORRAL_HAS_WGMMA 1
+#else
+#define CORRAL_HAS_WGMMA 0
+#endif
+
+#if CORRAL_HAS_WGMMA
 
 namespace corral {
 
-// Describes rows of 128 bytes that are the 16 columns' rows, not the result's columns: `panel` bytes further are the next 64
-// columns of the result.
-inline __device__ uint64_t rows_at(const void* shared, uint32_t panel) {
+// Describes rows of 128 bytes that are the 16 columns' rows, not the result's columns: `panel`
+// bytes further are the next 64 columns of the result.
+__device__ __forceinline__ uint64_t rows_at(const void* shared, uint32_t panel) {
   const uint64_t eight_rows = 1024, swizzle_128 = 1;
-  return (shared_address(shared) & 0x3FFFF) >> 4 | static_cast<uint64_t>(panel >> 4) << 16 | (eight_rows >> 4) << 32 |
-         swizzle_128 << 62;
+  return (shared_address(shared) & 0x3FFFF) >> 4 | static_cast<uint64_t>(panel >> 4) << 16 |
+         (eight_rows >> 4) << 32 | swizzle_128 << 62;
 }
 
 // Of the warpgroup that calls it: takes registers, or gives some away.
-template <int REGISTERS>
-inline __device__ void grow_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+template <int Registers>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-template <int REGISTERS>
-inline __device__ void shrink_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+template <int Registers>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// Describes rows of 128 bytes in shared memory, 16-byte chunks swizzled among eight rows: tiles.cuh.
-inline __device__ uint64_t factor_at(const void* shared) {
+// Describes rows of 128 bytes in shared memory, 16-byte chunks swizzled among eight rows:
+// tiles.cuh.
+__device__ __forceinline__ uint64_t factor_at(const void* shared) {
   const uint64_t eight_rows = 1024, swizzle_128 = 1;
-  return (shared_address(shared) & 0x3FFFF) >> 4 | 1ull << 16 | (eight_rows >> 4) << 32 | swizzle_128 << 62;
+  return (shared_address(shared) & 0x3FFFF) >> 4 | 1ull << 16 | (eight_rows >> 4) << 32 |
+         swizzle_128 << 62;
 }
 
 // Orders the registers of sums before the products that follow.
-inline __device__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-inline __device__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void products_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 
 // Keeps the compiler from moving what reads or writes sums over the instructions around it.
-template <int COUNT>
-inline __device__ void settle(float (&sums)[COUNT]) {
+template <int Count>
+__device__ __forceinline__ void settle(float (&sums)[Count]) {
 #pragma unroll
-  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < Count; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-template <int PENDING>
-inline __device__ void products_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+template <int Pending>
+__device__ __forceinline__ void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-#define CORRAL_SUMS_8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define CORRAL_SUMS_8(i)                                                                      \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 
-// d = a · bᵀ (+ d, unless `is_first`) for 64 rows of a and all of b, 16 columns of both. A warp has 16 rows of d, a lane
-// the elements that mma gives it, block of 8 columns after block.
-#define CORRAL_PRODUCT_256(TYPE) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" \
+// d = a · bᵀ (+ d, unless `is_first`) for 64 rows of a and all of b, 16 columns of both. A warp has
+// 16 rows of d, a lane the elements that mma gives it, block of 8 columns after block.
+#define CORRAL_PRODUCT_256(TYPE)                                                         \
+  asm volatile(                                                                          \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                      \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE                       \
+      " {"                                                                               \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, " \
       "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
       "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, " \
       "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
       "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, " \
-      "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
-      "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
-      "%124, %125, %126, %127" \
-      "}, %128, %129, p, 1, 1, 0, 0;\n}" \
-      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24), \
-        CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56), \
-        CORRAL_SUMS_8(64), CORRAL_SUMS_8(72), CORRAL_SUMS_8(80), CORRAL_SUMS_8(88), \
-        CORRAL_SUMS_8(96), CORRAL_SUMS_8(104), CORRAL_SUMS_8(112), CORRAL_SUMS_8(120) \
+      "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+      "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, "   \
+      "%124, %125, %126, %127"                                                           \
+      "}, %128, %129, p, 1, 1, 0, 0;\n}"                                                 \
+      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24),        \
+        CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56),      \
+        CORRAL_SUMS_8(64), CORRAL_SUMS_8(72), CORRAL_SUMS_8(80), CORRAL_SUMS_8(88),      \
+        CORRAL_SUMS_8(96), CORRAL_SUMS_8(104), CORRAL_SUMS_8(112), CORRAL_SUMS_8(120)    \
       : "l"(a), "l"(b), "r"(static_cast<int>(!is_first)))
 
-inline __device__ void multiply_add(float (&d)[128], uint64_t a, uint64_t b, bool is_first, __nv_bfloat16) {
+__device__ __forceinline__ void multiply_add(float (&d)[128], uint64_t a, uint64_t b, bool is_first,
+                                             __nv_bfloat16) {
   CORRAL_PRODUCT_256("bf16");
 }
 
-inline __device__ void multiply_add(float (&d)[128], uint64_t a, uint64_t b, bool is_first, __half) {
+__device__ __forceinline__ void multiply_add(float (&d)[128], uint64_t a, uint64_t b, bool is_first,
+                                             __half) {
   CORRAL_PRODUCT_256("f16");
 }
 
-#define CORRAL_PRODUCT_128(TYPE) \
-  asm volatile( \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
+#define CORRAL_PRODUCT_128(TYPE)                                                         \
+  asm volatile(                                                                          \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                       \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                       \
+      " {"                                                                               \
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, " \
       "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-      "}, %64, %65, p, 1, 1, 0, 0;\n}" \
-      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24), \
-        CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56) \
+      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"             \
+      "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                   \
+      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24),        \
+        CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56)       \
       : "l"(a), "l"(b), "r"(static_cast<int>(!is_first)))
 
-inline __device__ void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool is_first, __nv_bfloat16) {
+__device__ __forceinline__ void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool is_first,
+                                             __nv_bfloat16) {
   CORRAL_PRODUCT_128("bf16");
 }
 
-inline __device__ void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool is_first, __half) {
+__device__ __forceinline__ void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool is_first,
+                                             __half) {
   CORRAL_PRODUCT_128("f16");
 }
 
 // Whether the phase of this parity has completed; does not wait.
-inline __device__ bool barrier_is_done(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool barrier_is_done(uint64_t* barrier, uint32_t parity) {
   uint32_t is_done;
   asm volatile(
       "{\n .reg .pred p;\n"
@@ -114,8 +136,9 @@ inline __device__ bool barrier_is_done(uint64_t* barrier, uint32_t parity) {
   return is_done;
 }
 
-// d += a · b for a of 64 × 16 in registers, as mma has it, and 16 rows of b, which lie in shared memory row by row.
-inline __device__ void multiply_add_rows(float (&d)[64], const uint32_t* a, uint64_t b) {
+// d += a · b for a of 64 × 16 in registers, as mma has it, and 16 rows of b, which lie in shared
+// memory row by row.
+__device__ __forceinline__ void multiply_add_rows(float (&d)[64], const uint32_t* a, uint64_t b) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -124,12 +147,12 @@ inline __device__ void multiply_add_rows(float (&d)[64], const uint32_t* a, uint
       "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
       "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
       "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
-      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24),
-        CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56)
+      : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24), CORRAL_SUMS_8(32),
+        CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-inline __device__ void multiply_add_rows(float (&d)[32], const uint32_t* a, uint64_t b) {
+__device__ __forceinline__ void multiply_add_rows(float (&d)[32], const uint32_t* a, uint64_t b) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
