@@ -74,11 +74,17 @@ struct WarpHead {
     }
   }
 
-  __device__ __forceinline__ void turn(const float* rotations) {
+  // Takes cosines and sines of the pairs instead of dimensions; what does not turn has none.
+  __device__ __forceinline__ void load_turns(const float* rotations) {
+    each([&](int s, int pair) {
+      if (pair < kHalf) a[s] = rotations[pair], b[s] = rotations[kHalf + pair];
+    });
+  }
+
+  __device__ __forceinline__ void turn(const WarpHead& turns) {
     each([&](int s, int pair) {
       if (pair >= kHalf) return;
-      const float cosine = rotations[pair], sine = rotations[kHalf + pair];
-      const float x = a[s], y = b[s];
+      const float x = a[s], y = b[s], cosine = turns.a[s], sine = turns.b[s];
       a[s] = x * cosine - y * sine;
       b[s] = y * cosine + x * sine;
     });
@@ -113,12 +119,14 @@ __global__ void __launch_bounds__(kRopeAppendThreads)
                            Cache::row_bytes(HeadDim);
   }
   const float* weight = is_q ? f.q_weight : which ? nullptr : f.k_weight;
-  Head values, weights;
+  Head values, weights, turns;
   if constexpr (IsNormed) {
     if (weight) weights.load(weight);
   }
   wait_for_previous();
   if (!is_inside) return;
+  const bool is_turned = is_q || !which;
+  if (is_turned) turns.load_turns(row_at(f.rotations, f.rotations_stride, row));
   values.load((is_q    ? row_at(f.q, f.q_stride, row)
                : which ? row_at(f.v, f.v_stride, row)
                        : row_at(f.k, f.k_stride, row)) +
@@ -126,7 +134,7 @@ __global__ void __launch_bounds__(kRopeAppendThreads)
   if constexpr (IsNormed) {
     if (weight) values.normalize(weights, is_q ? f.q_epsilon.value : f.k_epsilon.value);
   }
-  if (is_q || !which) values.turn(row_at(f.rotations, f.rotations_stride, row));
+  if (is_turned) values.turn(turns);
   if (is_q) {
     float* out = row_at(f.out, f.out_stride, row) + head * HeadDim;
     values.store([&](int dim, float v) { out[dim] = v; });
