@@ -20,8 +20,9 @@ def transformer(
     dtype=DType.F32,
     kv_dtype=DType.F32,
     window=None,
+    norms=False,
 ):
-    """Return the graph of a llama-like model."""
+    """Return the graph of a llama-like model; `norms`: with norms of the heads of q and k."""
     g, dim = GraphBuilder(shape_class), width // heads
     table = g.weight("table", dtype, (vocabulary, width))
     x = g.embed(g.tokens, table)
@@ -39,13 +40,19 @@ def transformer(
             f"{name}.{i}", value, g.weight(f"{name}.{i}.w", DType.F32, (width,)), 1e-5
         )
 
+    def turn(name, value):
+        if norms:
+            w = g.weight(f"{name}_norm.{i}.w", DType.F32, (dim,))
+            value = g.rms_norm(f"{name}_norm.{i}", value, w, 1e-5, group=dim)
+        return g.rope(f"{name}_rope.{i}", value, turns, rope)
+
     for i in range(layers):
         g.layer = i
         h = norm("attn_norm", x)
-        q = g.rope(f"q_rope.{i}", g.matmul(f"q.{i}", h, weight("q", width, width)), turns, rope)
+        q = g.matmul(f"q.{i}", h, weight("q", width, width))
         k = g.matmul(f"k.{i}", h, weight("k", kv_heads * dim, width))
-        k = g.rope(f"k_rope.{i}", k, turns, rope)
         v = g.matmul(f"v.{i}", h, weight("v", kv_heads * dim, width))
+        q, k = turn("q", q), turn("k", k)
         state = g.state(f"kv.{i}", kv_dtype, state_shape)
         appended = g.kv_append(f"append.{i}", k, v, state, g.tables("tables"))
         mixed = g.attention(f"attention.{i}", q, appended, attend)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from corral.devices.cuda.launch import Binding
+from corral.devices.cuda.lowering import narrow
 from corral.devices.cuda.rules import RULES
 from corral.devices.packing import pack_rows
 from corral.devices.reference.ops import KERNELS
@@ -127,6 +128,29 @@ def compute(node, values, *, rows, outputs=0, segments_bytes=0, rules=RULES):
         run(launch)
     place.memory.check()
     return place.array(node.base)
+
+
+def compute_step(step, values, *, rows, segments_bytes=0):
+    """Return the place of a step after its launches, and the launches."""
+    place = Place(values, rows, 0, segments_bytes)
+    launches = narrow(place, step)
+    for launch in launches:
+        run(launch)
+    place.memory.check()
+    return place, launches
+
+
+def instances_of_step(step, segments_bytes=0):
+    """Return the instances that a step's launches ask for."""
+    return [launch.instance for launch in narrow(Place({}, 0, 0, segments_bytes), step)]
+
+
+def expected_step(step, values, *, rows):
+    """Return what the reference gives for each node of a step, one after the other."""
+    results = {}
+    for node in step.all_nodes:
+        results[node] = expected(node, values | results, rows=rows)
+    return results
 
 
 def instances_of(node, segments_bytes=0, rules=RULES):

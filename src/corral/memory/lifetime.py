@@ -57,20 +57,17 @@ class Liveness:
     """Every scratch value to the one whose bytes it uses; itself where it has its own."""
 
 
-def liveness(graph: Graph, *, joins_gates: bool = False) -> Liveness:
+def liveness(graph: Graph, *, joins_steps: bool = False) -> Liveness:
     """Return when each scratch value of the graph needs its bytes.
 
     A value takes over the bytes of a source where its operation allows it, the sizes are equal and
     nobody reads the source later. Views and KV appends own nothing. Outputs live to the end, what
-    another device computed lives from the beginning. Where a device joins two products and their
-    gate, what the products read lives until the gate.
+    another device computed lives from the beginning. Where a device computes the nodes of a step in
+    one go, whatever any of them reads lives until the last of them.
     """
     last_use = _last_uses(graph)
-    if joins_gates:
-        numbers = {node: number for number, node in enumerate(graph)}
-        for step in steps(graph):
-            if step.gate is not None:
-                last_use[step.x] = max(last_use[step.x], numbers[step.gate])
+    if joins_steps:
+        last_use |= _until_ends_of_steps(graph, last_use)
     received = graph.leaves(Op.RECEIVED)
     owner = {tensor: tensor for tensor in received}
     first = dict.fromkeys(received, 0)
@@ -90,6 +87,19 @@ def liveness(graph: Graph, *, joins_gates: bool = False) -> Liveness:
 def _last_uses(graph: Graph) -> dict[Tensor, int]:
     last = {source: number for number, node in enumerate(graph) for source in node.sources}
     return last | {output: len(graph) for output in graph.outputs}
+
+
+def _until_ends_of_steps(graph: Graph, last_use: dict[Tensor, int]) -> dict[Tensor, int]:
+    """Return the last uses of what steps read, as late as the last nodes of those steps."""
+    numbers = {node: number for number, node in enumerate(graph)}
+    later: dict[Tensor, int] = {}
+    for step in steps(graph):
+        nodes = step.all_nodes
+        end = numbers[nodes[-1]]
+        for source in (source for node in nodes for source in node.sources):
+            if source not in nodes:
+                later[source] = max(last_use[source], end)
+    return later
 
 
 def _taken_over(

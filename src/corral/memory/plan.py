@@ -106,7 +106,7 @@ class Plan:
 
 def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
     """Plan one graph for one kind of device."""
-    lives = liveness(graph, joins_gates=traits.narrow_rows > 0)
+    lives = liveness(graph, joins_steps=traits.narrow_rows > 0)
     rows = graph.shape_class.rows
     is_wide = 0 < traits.narrow_rows < rows
     scratch = place(lives.intervals, traits.alignment)

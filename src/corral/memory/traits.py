@@ -44,7 +44,7 @@ class DeviceTraits:
     narrow_rows: int = 0
     """Batches of more rows are multiplied through factors of 16 bits; 0: none are.
 
-    Such a device also computes two products and their gate in one go.
+    Such a device also computes the nodes of a step in one go (`tensor/steps.py`).
     """
     buckets: tuple[int, ...] = ()
     """Numbers of rows that a plan is lowered for, each by itself; without any, for all at once."""

@@ -8,6 +8,7 @@ from corral.tensor.build import GraphBuilder
 from corral.tensor.cut import cut
 from corral.tensor.ops import Activation, Op
 from corral.tensor.rewrite import fuse
+from corral.tensor.steps import steps
 from corral.tensor.tensor import Extent, Tensor
 from transformers import TINY, transformer
 
@@ -22,9 +23,9 @@ class Lives:
     def embed(self, name, width=32):
         return self.g.embed(self.g.tokens, self.g.weight(name, DType.F32, (80, width)))
 
-    def of(self, *outputs):
-        self.graph = self.g.finish(*outputs)
-        self.result = liveness(self.graph)
+    def of(self, *outputs, fused=(), **options):
+        self.graph = fuse(self.g.finish(*outputs), frozenset(fused))
+        self.result = liveness(self.graph, **options)
         return self.result
 
     def span(self, tensor):
@@ -183,3 +184,62 @@ def test_a_view_of_what_was_received_keeps_it(lives):
     other = g.activate("other", lives.embed("y", 16), Activation.SILU)
     lives.of(g.mul("product", g.add("sum", one, other), two))
     assert lives.span(rows) == (0, list(lives.graph).index(lives.graph.outputs[0]))
+
+
+FUSED = frozenset({Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED, Op.GATED_QUANTIZE, Op.MATMUL_ADD})
+
+
+def spans(result):
+    """Return (place, first, last) of the bytes of each value by name."""
+    intervals = {interval.key: interval for interval in result.intervals}
+    of = {value: intervals[owner] for value, owner in result.owner.items()}
+    return {v.name: (i.key.name, i.first, i.last) for v, i in of.items()}
+
+
+@pytest.mark.parametrize("fused", [frozenset(), FUSED], ids=["plain", "fused"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_what_a_joined_step_reads_lives_to_its_end(fused, norms):
+    """Blocks of one launch that are done write while others still read."""
+    graph = fuse(transformer(dtype=DType.Q8_0, norms=norms), fused)
+    result = liveness(graph, joins_steps=True)
+    numbers = {node: number for number, node in enumerate(graph)}
+    intervals = {interval.key: interval for interval in result.intervals}
+    for step in steps(graph):
+        nodes = step.all_nodes
+        written = {result.owner[node] for node in nodes if node in result.owner}
+        for source in {source for node in nodes for source in node.sources} - set(nodes):
+            if source in result.owner and len(nodes) > 1:
+                owner = result.owner[source]
+                assert intervals[owner].last >= numbers[nodes[-1]]
+                assert owner not in written, "nothing is written over it by the step itself"
+
+
+def test_devices_that_join_nothing_have_other_plans():
+    """What turns one by one turns in place."""
+    graph = fuse(transformer(layers=1, dtype=DType.Q8_0), FUSED)
+    apart, joined = liveness(graph), liveness(graph, joins_steps=True)
+    assert spans(apart)["q_rope.0"][0] == "q.0"
+    assert spans(joined)["q_rope.0"][0] == "q_rope.0"
+    append = next(i for i, node in enumerate(graph) if node.op is Op.KV_APPEND)
+    assert spans(joined)["q.0"][2] == append
+    assert spans(joined)["k.0"][2] == append
+
+
+def test_queries_live_until_the_codes_of_attention():
+    """Codes of one head are written while another head's queries are read."""
+    graph = fuse(transformer(layers=1, dtype=DType.Q8_0), FUSED)
+    codes = next(i for i, node in enumerate(graph) if node.name == "attention.0.codes")
+    assert spans(liveness(graph))["q_rope.0"][2] == codes - 1
+    assert spans(liveness(graph, joins_steps=True))["q_rope.0"][2] == codes
+
+
+def test_rows_of_products_live_until_their_gate(lives):
+    """Codes of the gate are written while other rows of the weights are still multiplied."""
+    g, x = lives.g, lives.x
+    gate = g.matmul("gate", x, g.weight("wg", DType.F32, (32, 32)))
+    up = g.matmul("up", x, g.weight("wu", DType.F32, (32, 32)))
+    result = g.mul("gated", g.activate("active", gate, Activation.SILU), up)
+    lives.of(result, fused=(Op.GATED,))
+    assert lives.span(x) == (0, 2)
+    lives.of(result, fused=(Op.GATED,), joins_steps=True)
+    assert lives.span(x) == (0, 3)

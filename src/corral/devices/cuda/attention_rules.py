@@ -1,15 +1,18 @@
-"""The launches of the KV cache and of attention, and how attention is split.
+"""The launches of the KV cache, of heads on their way to it, and of attention, and how it is split.
 
 The positions that a row sees are cut in equal parts, one thread block each, so that few rows keep
 all multiprocessors busy. How many parts there are is fixed by the plan; what they hold depends on
 the row's own position only.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from corral.devices.cuda.instance import Instance
-from corral.devices.cuda.launch import Binding, Launch, float_word
+from corral.devices.cuda.launch import Binding, Launch, ceil_divide, float_word
 from corral.devices.cuda.traits import SEGMENTS
 from corral.quant.types import DType
-from corral.tensor.ops import Attend
+from corral.tensor.ops import Attend, Norm, Op, Rope, RopePairs
 from corral.tensor.tensor import Tensor
 
 LEAST_BLOCKS = 2
@@ -17,6 +20,14 @@ LEAST_BLOCKS = 2
 MOST_HEADS = 8
 """Query heads of one thread block."""
 _THREADS = 128
+GROUP = 32
+"""Columns of a group of codes."""
+PLANES = {DType.A8: 1, DType.A16: 2}
+"""Planes of codes of each type of activations."""
+MOST_HEAD_DIM = 256
+"""Dimensions of the heads that `rope_append` takes."""
+_ROPE_APPEND_HEADS = 4
+"""Heads of one thread block of it, a warp each."""
 MOST_SPLITS = 512
 """`kMostSplits` of the kernel that folds parts."""
 _TILES = {DType.F16: "TilesF16", DType.BF16: "TilesBF16", DType.Q8_0: "TilesQ8_0"}
@@ -52,6 +63,71 @@ def kv_append(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     return (Launch(instance, (at.rows(k), 2, 1), (256, 1, 1), fields),)
 
 
+def rope_append(at: Binding, nodes: Sequence[Tensor]) -> tuple[Launch, ...] | None:
+    """Return the launch of ROPE of q, ROPE of k, each with an RMS_NORM or without, and KV_APPEND.
+
+    There is none for large heads.
+    """
+    *turned, append = nodes
+    q_rope, k_rope = (node for node in turned if node.op is Op.ROPE)
+    q, k = _NormedHeads.of(q_rope, turned), _NormedHeads.of(k_rope, turned)
+    _, v, state, positions, sequences, tables = append.sources
+    rotations, rope = q_rope.sources[1], q_rope.attributes
+    assert isinstance(rope, Rope)
+    if rope.head_dim > MOST_HEAD_DIM:
+        return None
+    heads, kv_heads = q.x.columns // rope.head_dim, k.x.columns // rope.head_dim
+    fields = {
+        "q": at.address(q.x),
+        "k": at.address(k.x),
+        "v": at.address(v),
+        "out": at.address(q_rope),
+        "state": at.address(state),
+        "count": at.count(k_rope),
+        "rotations": at.address(rotations),
+        "positions": at.address(positions),
+        "sequences": at.address(sequences),
+        "tables": at.address(tables),
+        "q_weight": at.address(q.weight),
+        "k_weight": at.address(k.weight),
+        "q_stride": q.x.row_bytes,
+        "k_stride": k.x.row_bytes,
+        "v_stride": v.row_bytes,
+        "out_stride": q_rope.row_bytes,
+        "rotations_stride": rotations.row_bytes,
+        "tables_stride": tables.row_bytes,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_epsilon": float_word(q.epsilon),
+        "k_epsilon": float_word(k.epsilon),
+    }
+    are_neighbours = rope.pairs is RopePairs.NEIGHBOURS
+    shape = (rope.head_dim, rotations.columns, are_neighbours, len(turned) > 2)
+    instance = Instance.of("rope_append", "rope_append", _CACHES[state.dtype], *shape)
+    blocks = ceil_divide(heads + 2 * kv_heads, _ROPE_APPEND_HEADS)
+    grid, block = (at.rows(k_rope), blocks, 1), (32 * _ROPE_APPEND_HEADS, 1, 1)
+    return (Launch(instance, grid, block, fields),)
+
+
+@dataclass(frozen=True, slots=True)
+class _NormedHeads:
+    """What is turned: rows as products give them, and the norm of their heads, if there is one."""
+
+    x: Tensor
+    weight: Tensor | None = None
+    epsilon: float = 0.0
+
+    @classmethod
+    def of(cls, rope: Tensor, nodes: Sequence[Tensor]) -> "_NormedHeads":
+        """Return what a ROPE turns; the norm must be among the nodes."""
+        x = rope.sources[0]
+        if x not in nodes:
+            return cls(x)
+        assert isinstance(x.attributes, Norm)
+        rows, weight = x.sources
+        return cls(rows, weight, x.attributes.epsilon)
+
+
 def heads_of_block(attend: Attend) -> int:
     """Return how many heads of a group one thread block has: as many as share it evenly."""
     group = attend.heads // attend.kv_heads
@@ -77,12 +153,30 @@ def attention_splits(attend: Attend, rows: int, blocks: int, scratch_bytes: int)
 
 def attention(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     """Return the launch of ATTENTION, and one more that folds its parts if there are several."""
+    return _attention(at, node, node)
+
+
+def coded_attention(at: Binding, node: Tensor, codes: Tensor) -> tuple[Launch, ...] | None:
+    """Return the launches of ATTENTION whose result is written as the codes that QUANTIZE gives.
+
+    A group of codes must lie in one head, else there are none.
+    """
+    attend = node.attributes
+    assert isinstance(attend, Attend)
+    return None if attend.head_dim % GROUP else _attention(at, node, codes)
+
+
+def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
     appended = node.sources[1]
     attend = node.attributes
     assert isinstance(attend, Attend)
     rows, blocks = at.rows(node), node.sources[4].columns
     splits = attention_splits(attend, rows, blocks, at.plan.segments_bytes)
-    fields = _fields(at, node, attend) | {"partials": at.segments, "splits": splits}
+    fields = _fields(at, node, attend, result) | {
+        "partials": at.segments,
+        "splits": splits,
+        "planes": PLANES.get(result.dtype, 0),
+    }
     heads, windowed = heads_of_block(attend), attend.window is not None
     stem = "attention_mma" if appended.dtype in _TILES else "attention"
     kind = (_CACHES | _TILES)[appended.dtype]
@@ -97,18 +191,18 @@ def attention(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     return parts, Launch(merge, (attend.heads, rows, 1), block, fields)
 
 
-def _fields(at: Binding, node: Tensor, attend: Attend) -> dict[str, int]:
+def _fields(at: Binding, node: Tensor, attend: Attend, result: Tensor) -> dict[str, int]:
     q, appended, positions, sequences, tables = node.sources
     return {
         "q": at.address(q),
         "state": at.address(appended),
-        "out": at.address(node),
+        "out": at.address(result),
         "count": at.count(node),
         "positions": at.address(positions),
         "sequences": at.address(sequences),
         "tables": at.address(tables),
         "q_stride": q.row_bytes,
-        "out_stride": node.row_bytes,
+        "out_stride": result.row_bytes,
         "tables_stride": tables.row_bytes,
         "kv_heads": attend.kv_heads,
         "heads": attend.heads,

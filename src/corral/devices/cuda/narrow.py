@@ -1,7 +1,8 @@
 """Batches of few rows: each step by kernels that read weights once for all rows.
 
-    q, k, v of one layout ──▶ one launch             the rest ──▶ the rule of the operation
-    gate and up with GATED ──▶ one launch, codes and all
+    q, k, v of one layout ──▶ one launch             heads turned and appended ──▶ one launch
+    gate and up with GATED ──▶ one, codes and all    attention that is quantized ──▶ codes at once
+    the rest ──▶ the rule of the operation
     many rows of codes ──▶ rows of F16 first, in the place of a left factor
 
 Products that no tuned kernel takes go to the plain one.
@@ -11,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from corral.devices.cuda import matmul_launch as tuned
+from corral.devices.cuda.attention_rules import PLANES, coded_attention, rope_append
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.matmul_launch import MAX_PARTS, Product, Result
 from corral.devices.cuda.matmul_tuning import choose, wants_half_rows
 from corral.devices.cuda.prefill_launch import Chip
-from corral.devices.cuda.rules import PLANES, RULES
+from corral.devices.cuda.rules import RULES
 from corral.errors import InternalError
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
@@ -34,6 +36,10 @@ def narrow(at: Binding, step: Step, chip: Chip) -> tuple[Launch, ...]:
     Raises:
         InternalError: if a node has no kernel here; device traits promised one.
     """
+    if step.is_turned_append and (joined := rope_append(at, step.nodes)) is not None:
+        return joined
+    if step.is_coded_attention and (joined := coded_attention(at, *step.nodes)) is not None:
+        return joined
     if not step.is_product:
         return tuple(launch for node in step.nodes for launch in by_rule(at, node))
     if step.gate is not None:

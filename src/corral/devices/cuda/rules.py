@@ -4,7 +4,7 @@ Rows stand in the grid's first dimension at the plan's capacity; kernels read th
 batch from staging and leave the other blocks early.
 """
 
-from corral.devices.cuda.attention_rules import attention, kv_append
+from corral.devices.cuda.attention_rules import PLANES, attention, kv_append
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import (
     Binding,
@@ -16,12 +16,9 @@ from corral.devices.cuda.launch import (
 )
 from corral.devices.cuda.matmul_rules import matmul
 from corral.quant.packed import LAYOUTS
-from corral.quant.types import DType
 from corral.tensor.ops import Cap, Embed, Gate, Norm, Op, Rope, RopePairs, Rotation
 from corral.tensor.tensor import Tensor
 
-PLANES = {DType.A8: 1, DType.A16: 2}
-"""Planes of codes of each type of activations."""
 _WARP = 32
 _MOST_THREADS = 1024
 _ELEMENT_THREADS = 256

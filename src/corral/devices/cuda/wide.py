@@ -92,17 +92,20 @@ class _Wide:
     def launches(self) -> Iterator[Launch]:
         """Yield every launch in order."""
         for step in self._steps:
-            node = step.gate or step.nodes[-1]
-            if is_wide(step):
-                yield from self._products(step)
-            elif node in self._left:
-                continue  # a step before made it
-            elif node.op in _QUANTIZING and self._feeds_products(node):
-                yield self._prepared(node, node, Form.BF16)
-            elif (coded := self._coded(node)) is not None:
-                yield self._mixed(node, coded)
-            else:
-                yield from self._narrow(self._at, step)
+            yield from self._step(step)
+
+    def _step(self, step: Step) -> Iterator[Launch]:
+        node = step.nodes[-1]
+        if is_wide(step):
+            yield from self._products(step)
+        elif node.op is Op.ATTENTION and _is_tiled(node):
+            yield self._mixed(node, node)
+        elif step.is_coded_attention:
+            yield from self._coded_attention(*step.nodes)
+        elif node.op in _QUANTIZING and self._feeds_products(node):
+            yield self._prepared(node, node, Form.BF16)
+        else:
+            yield from self._narrow(self._at, step)
 
     def _feeds_products(self, coded: Tensor) -> bool:
         """Whether all that reads these codes are products of the rows of the batch."""
@@ -161,13 +164,13 @@ class _Wide:
 
     # --- attention ---
 
-    def _coded(self, node: Tensor) -> Tensor | None:
-        """Return what makes codes of an attention's result and is its only reader, if it may."""
-        if node.op is not Op.ATTENTION or not _is_tiled(node):
-            return None
-        readers = self._readers.get(node, ())
-        is_coded = len(readers) == 1 and readers[0].op is Op.QUANTIZE
-        return readers[0] if is_coded and self._feeds_products(readers[0]) else node
+    def _coded_attention(self, node: Tensor, codes: Tensor) -> Iterator[Launch]:
+        """Yield the launches of attention and of what makes codes of it, one if that may be."""
+        if _is_tiled(node) and self._feeds_products(codes):
+            yield self._mixed(node, codes)
+            return
+        for each in (node, codes):
+            yield from self._step(Step((each,)))
 
     def _mixed(self, node: Tensor, coded: Tensor) -> Launch:
         """Return the launch of attention, into a left factor where codes were to be made of it."""

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(HeadDim)
   for (int i = 0; i < parts.count; i++) {
     value += weights[i] * partial[i * (HeadDim + 2) + 2 + threadIdx.x];
   }
-  row_at(f.out, f.out_stride, row)[head * HeadDim + threadIdx.x] = value / total;
+  store_mixed<HeadDim>(f, row, head, threadIdx.x, value / total);
 }
 
 }  // namespace corral

@@ -9,9 +9,10 @@ from corral.devices.cuda.attention_rules import attention_splits, partial_bytes
 from corral.devices.reference.storage import encode
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Op
+from corral.tensor.steps import Step
 from corral.tensor.tensor import Extent, Tensor
 from emulation import needs_emulator, prepare_missing
-from emulation.nodes import compute, expected, instances_of, leaf, rows_of
+from emulation.nodes import compute, compute_step, expected, instances_of, leaf, rows_of
 from golden import nmse
 
 pytestmark = needs_emulator
@@ -164,6 +165,52 @@ def test_append_bit_by_bit(shape, dtype):
     case.values[case.k][1, : shape.head_dim] = 0
     actual = compute(case.append, case.values, rows=4)
     assert np.array_equal(actual, expected(case.append, case.values, rows=4))
+
+
+def coded(case, dtype):
+    """Return the step of attention and codes of its result."""
+    codes = Tensor("codes", Op.QUANTIZE, dtype, case.node.shape, (case.node,), None, Extent.ROWS)
+    return Step((case.node, codes))
+
+
+CODED = [
+    (SHAPES[0], DType.F16, DType.A8),
+    (SHAPES[2], DType.Q8_0, DType.A16),
+    (SHAPES[3], DType.BF16, DType.A8),
+    (SHAPES[5], DType.F32, DType.A16),
+    (SHAPES[6], DType.F32, DType.A8),
+    (SHAPES[6], DType.F16, DType.A16),
+]
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "codes"), CODED, ids=lambda value: getattr(value, "name", None)
+)
+def test_codes_of_attention_bit_by_bit(shape, dtype, codes, splits):
+    """The codes are those of the result; nobody needs the result itself, so it is not there."""
+    case = Case(shape, dtype)
+    rows, scratch = case.rows - 1, splits * partial_bytes(shape, case.rows) if splits > 1 else 0
+    step = coded(case, codes)
+    place, launches = compute_step(step, case.values, rows=rows, segments_bytes=scratch)
+    assert len(launches) == (2 if splits > 1 else 1)
+    assert case.node not in place.arrays
+    mixed = compute(case.node, case.values, rows=rows, segments_bytes=scratch)
+    wanted = expected(step.nodes[1], {case.node: mixed}, rows=rows)
+    actual = place.array(step.nodes[1])
+    assert np.array_equal(actual[:rows], wanted)
+    assert (actual[rows:] == 0xFF).all()
+
+
+@pytest.mark.parametrize("shape", [SHAPES[7], attend(4, 2, 80)], ids=describe)
+def test_codes_of_heads_that_groups_do_not_divide(shape):
+    """A group of 32 columns lies in two heads: codes are made by themselves."""
+    case = Case(shape, DType.F16)
+    step = coded(case, DType.A8)
+    place, launches = compute_step(step, case.values, rows=3)
+    assert [launch.instance.stem for launch in launches] == ["attention_mma", "elementwise"]
+    wanted = expected(step.nodes[1], {case.node: place.array(case.node)}, rows=3)
+    assert np.array_equal(place.array(step.nodes[1])[:3], wanted)
 
 
 def test_splits():

@@ -19,6 +19,7 @@ struct AttentionFields {
   Float softcap;
   float* partials;
   int64_t splits;
+  int64_t planes;  // of codes that the result is rounded to; 0: it stays F32
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -66,14 +67,25 @@ __device__ __forceinline__ float weight_of(float score, float most) {
   return most == -infinity() ? 0.0f : exp2f(score - most);
 }
 
+// Writes dimension `d` of a head's result: a warp 32 of them side by side, where they become codes.
+template <int HeadDim>
+__device__ __forceinline__ void store_mixed(const AttentionFields& f, int64_t row, int64_t head,
+                                            int d, float value) {
+  const int64_t column = head * HeadDim + d;
+  float* out = row_at(f.out, f.out_stride, row);
+  if constexpr (HeadDim % kGroup == 0) {
+    unsigned char* codes = reinterpret_cast<unsigned char*>(out);
+    if (f.planes == 1) return store_code<1>(codes, f.heads * HeadDim, column, value);
+    if (f.planes == 2) return store_code<2>(codes, f.heads * HeadDim, column, value);
+  }
+  out[column] = value;
+}
+
 // Writes dimension `d` of a head: the result, or what `attention_merge` folds.
 template <int HeadDim>
 __device__ __forceinline__ void store_value(const AttentionFields& f, int64_t row, int64_t head,
                                             int split, int d, Seen seen, float value) {
-  if (f.splits == 1) {
-    row_at(f.out, f.out_stride, row)[head * HeadDim + d] = value / seen.sum;
-    return;
-  }
+  if (f.splits == 1) return store_mixed<HeadDim>(f, row, head, d, value / seen.sum);
   float* partial = partial_at<HeadDim>(f, row, head, split);
   if (d == 0) partial[0] = seen.most, partial[1] = seen.sum;
   partial[2 + d] = value;

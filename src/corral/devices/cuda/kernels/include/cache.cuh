@@ -1,7 +1,7 @@
 // How the KV cache stores elements: (blocks, K|V, kv heads, 32 tokens, dims).
 #pragma once
 
-#include "common.cuh"
+#include "codes.cuh"
 
 namespace corral {
 
@@ -86,12 +86,33 @@ struct CacheQ8_0 {
       out[2 * i + 1] = scale * static_cast<int8_t>(e.codes[i] >> 8);
     }
   }
+  // A warp stores 32 elements, a lane one of them.
+  static __device__ __forceinline__ void store_group(unsigned char* row, int group, float v) {
+    const auto scale = CodeScale<1>::of(warp_max(fabsf(v)));
+    unsigned char* to = row + group * 34;
+    to[2 + lane_id()] = static_cast<unsigned char>(scale.code(v));
+    if (lane_id() == 0) *reinterpret_cast<__half*>(to) = __float2half_rn(scale.scale);
+  }
 };
+
+// Whether elements are stored by groups of 32, not one by one.
+template <class Cache>
+constexpr bool kHasGroups = false;
+template <>
+constexpr bool kHasGroups<CacheQ8_0> = true;
 
 // The block of a position in its sequence's table.
 __device__ __forceinline__ int64_t block_of(const int32_t* tables, int64_t stride, int32_t sequence,
                                             int64_t position) {
   return row_at(tables, stride, sequence)[position / kBlockTokens];
+}
+
+// Which row of the cache has a position's key (0) or value (1) of one head.
+__device__ __forceinline__ int64_t cached_row(const int32_t* tables, int64_t stride,
+                                              int32_t sequence, int64_t position, int which,
+                                              int64_t head, int64_t kv_heads) {
+  const int64_t block = block_of(tables, stride, sequence, position);
+  return ((block * 2 + which) * kv_heads + head) * kBlockTokens + position % kBlockTokens;
 }
 
 }  // namespace corral

@@ -14,19 +14,36 @@ __device__ __forceinline__ uint32_t four_bytes(int a, int b, int c, int d) {
   return __byte_perm(low, high, 0x5410);
 }
 
+// How a group of 32 columns is rounded.
+template <int Planes>
+struct CodeScale {
+  static constexpr float kGreatest = Planes == 1 ? 127.0f : 127.0f * 256.0f;
+  float scale, inverse;
+
+  // Of a group whose greatest element is this.
+  static __device__ __forceinline__ CodeScale of(float most) {
+    const float scale = __fdiv_rn(most, kGreatest);
+    const float inverse = __frcp_rn(scale);
+    return {scale, inverse > 3.402823466e38f ? 0.0f : inverse};  // too small a group has no codes
+  }
+  __device__ __forceinline__ int code(float v) const { return __float2int_rn(v * inverse); }
+};
+
+__device__ __forceinline__ void store_scale(unsigned char* scales, int64_t columns, int64_t column,
+                                            float scale, int sum) {
+  float* out = reinterpret_cast<float*>(scales);
+  out[column / kGroup] = scale;
+  out[(columns + column) / kGroup] = scale * static_cast<float>(sum);
+}
+
 // Writes columns `column` … `column + 3` of a row of codes. Eight lanes side by side hold one group
 // of 32; all lanes of the warp call it, and write where `is_inside`.
 template <int Planes>
 __device__ __forceinline__ void store_codes(unsigned char* out, int64_t columns, int64_t column,
                                             float4 v, bool is_inside) {
-  constexpr float kGreatest = Planes == 1 ? 127.0f : 127.0f * 256.0f;
   float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-  most = warp_max<kLanesPerGroup>(most);
-  const float scale = __fdiv_rn(most, kGreatest);
-  float inverse = __frcp_rn(scale);
-  if (inverse > 3.402823466e38f) inverse = 0.0f;  // too small a group to have codes
-  const int a = __float2int_rn(v.x * inverse), b = __float2int_rn(v.y * inverse);
-  const int c = __float2int_rn(v.z * inverse), d = __float2int_rn(v.w * inverse);
+  const auto scale = CodeScale<Planes>::of(warp_max<kLanesPerGroup>(most));
+  const int a = scale.code(v.x), b = scale.code(v.y), c = scale.code(v.z), d = scale.code(v.w);
   int sum = a + b + c + d;
 #pragma unroll
   for (int step = kLanesPerGroup / 2; step; step >>= 1) {
@@ -42,9 +59,28 @@ __device__ __forceinline__ void store_codes(unsigned char* out, int64_t columns,
         four_bytes(a - 256 * e, b - 256 * f, c - 256 * g, d - 256 * h);
   }
   if (column % kGroup == 0) {
-    float* scales = reinterpret_cast<float*>(out + Planes * columns);
-    scales[column / kGroup] = scale;
-    scales[(columns + column) / kGroup] = scale * static_cast<float>(sum);
+    store_scale(out + Planes * columns, columns, column, scale.scale, sum);
+  }
+}
+
+// The same of a single column: a warp holds one group, a lane one of its columns.
+template <int Planes>
+__device__ __forceinline__ void store_code(unsigned char* out, int64_t columns, int64_t column,
+                                           float v) {
+  const auto scale = CodeScale<Planes>::of(warp_max(fabsf(v)));
+  const int code = scale.code(v);
+  int sum = code;
+#pragma unroll
+  for (int step = kWarp / 2; step; step >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if constexpr (Planes == 1) {
+    out[column] = static_cast<unsigned char>(code);
+  } else {
+    const int high = (code + 128) >> 8;
+    out[column] = static_cast<unsigned char>(high);
+    out[columns + column] = static_cast<unsigned char>(code - 256 * high);
+  }
+  if (column % kGroup == 0) {
+    store_scale(out + Planes * columns, columns, column, scale.scale, sum);
   }
 }
 
