@@ -81,7 +81,12 @@ class Place:
     def __post_init__(self):
         self.counts = self.memory.of(np.array([self.num_rows, self.outputs], np.int64))
         self.plan = SimpleNamespace(segments_bytes=self.segments_bytes)
+        self._zeros = self.memory.of(np.zeros(264, np.int32))
         self._segments = self.memory.empty(max(self.segments_bytes, 1), np.uint8)
+
+    @property
+    def counters(self):
+        return address(self._zeros)
 
     @property
     def segments(self):

@@ -20,6 +20,8 @@ from corral.tensor.tensor import Tensor
 COUNTS = "counts"
 """Name of the staging slot with two I64: rows and outputs of this batch."""
 COUNTS_BYTES = 16
+ZEROS = "zeros"
+"""Name of the staging slot with a zero for each segment of attention, for devices that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class StagingLayout:
 
     offsets: dict[str, int]
     inputs_bytes: int
-    """Of the counts and all inputs, which come first."""
+    """Of the counts, the zeros and all inputs, which come first."""
     size_bytes: int
 
 
@@ -154,6 +156,9 @@ def _place_staging(
             offset += align(tensor.size_bytes, traits.alignment)
         return offset
 
+    if traits.segments:
+        offsets[ZEROS] = offset
+        offset += align(4 * traits.segments, traits.alignment)
     inputs_bytes = place(inputs)
     return StagingLayout(offsets, inputs_bytes, place(outputs if traits.has_own_memory else ()))
 

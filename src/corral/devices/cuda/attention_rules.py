@@ -15,7 +15,7 @@ from corral.quant.types import DType
 from corral.tensor.ops import Attend, Norm, Op, Rope, RopePairs
 from corral.tensor.tensor import Tensor
 
-LEAST_BLOCKS = 2
+LEAST_BLOCKS = 4
 """Blocks of the KV cache that a part has at least; `kLeastBlocks` of the kernel."""
 MOST_HEADS = 8
 """Query heads of one thread block."""
@@ -28,8 +28,8 @@ MOST_HEAD_DIM = 256
 """Dimensions of the heads that `rope_append` takes."""
 _ROPE_APPEND_HEADS = 4
 """Heads of one thread block of it, a warp each."""
-MOST_SPLITS = 512
-"""`kMostSplits` of the kernel that folds parts."""
+MOST_SPLITS = SEGMENTS
+"""`kMostSplits` of the kernels."""
 _TILES = {DType.F16: "TilesF16", DType.BF16: "TilesBF16", DType.Q8_0: "TilesQ8_0"}
 _CACHES = {
     DType.F32: "CacheF32",
@@ -152,7 +152,7 @@ def attention_splits(attend: Attend, rows: int, blocks: int, scratch_bytes: int)
 
 
 def attention(at: Binding, node: Tensor) -> tuple[Launch, ...]:
-    """Return the launch of ATTENTION, and one more that folds its parts if there are several."""
+    """Return the launch of ATTENTION; of several parts, the last that ends folds all."""
     return _attention(at, node, node)
 
 
@@ -174,6 +174,7 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
     splits = attention_splits(attend, rows, blocks, at.plan.segments_bytes)
     fields = _fields(at, node, attend, result) | {
         "partials": at.segments,
+        "counters": at.counters,
         "splits": splits,
         "planes": PLANES.get(result.dtype, 0),
     }
@@ -183,12 +184,7 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
     shape = (attend.head_dim, heads, windowed, attend.softcap is not None)
     instance = Instance.of(stem, stem, kind, *shape)
     grid = (attend.heads // heads, splits, rows)
-    parts = Launch(instance, grid, (_THREADS, 1, 1), fields)
-    if splits == 1:
-        return (parts,)
-    merge = Instance.of("attention", "attention_merge", attend.head_dim, windowed)
-    block = (attend.head_dim, 1, 1)
-    return parts, Launch(merge, (attend.heads, rows, 1), block, fields)
+    return (Launch(instance, grid, (_THREADS, 1, 1), fields),)
 
 
 def _fields(at: Binding, node: Tensor, attend: Attend, result: Tensor) -> dict[str, int]:

@@ -11,7 +11,7 @@ from corral.devices.base import ModelBuffers
 from corral.devices.cuda.driver_execution import Geometry
 from corral.devices.cuda.instance import Instance
 from corral.errors import InternalError
-from corral.memory.plan import COUNTS, Plan
+from corral.memory.plan import COUNTS, ZEROS, Plan
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Extent, Tensor
 
@@ -87,6 +87,11 @@ class Binding:
     def segments(self) -> int:
         """The address of the plan's scratch for segments of attention."""
         return self.buffers.scratch.address + self.plan.segments_offset
+
+    @property
+    def counters(self) -> int:
+        """The address of a few zeros, one for each segment of attention; to be left zero."""
+        return self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[ZEROS]
 
     @property
     def factors(self) -> int:

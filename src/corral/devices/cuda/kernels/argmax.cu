@@ -41,8 +41,9 @@ __device__ __forceinline__ uint64_t block_max(uint64_t key) {
 template <bool IsAligned>
 __global__ void __launch_bounds__(kArgmaxThreads) argmax(__grid_constant__ const ArgmaxFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.y >= *f.count) return;
+  if (blockIdx.y >= count) return;
   const float* row = row_at(f.logits, f.logits_stride, blockIdx.y);
   const int64_t fours = (f.vocabulary + 3) / 4, each = (fours + f.parts - 1) / f.parts;
   const int64_t first = blockIdx.x * each, end = first + each < fours ? first + each : fours;
@@ -72,8 +73,9 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(__grid_constant__ const
 // A warp a row: the greatest of its parts.
 __global__ void __launch_bounds__(kWarp) argmax_merge(__grid_constant__ const ArgmaxFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   uint64_t key = 0;
   for (int64_t i = threadIdx.x; i < f.parts; i += kWarp) {
     const uint64_t one = f.partials[blockIdx.x * f.parts + i];

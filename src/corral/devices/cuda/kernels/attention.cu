@@ -3,14 +3,10 @@
 // A block has one row, `Heads` query heads that share a kv head, and one of `splits` parts of the
 // positions that the row sees. Parts depend on the row's own position only, so that a row's result
 // has the same bits whatever its neighbours. Where there are several, each leaves its greatest
-// score, its sum of weights and its weighted values in scratch, and `attention_merge` folds them.
+// score, its sum of weights and its weighted values in scratch, and the last to end folds them.
 #include "include/attention.cuh"
 
 namespace corral {
-
-constexpr int kAttentionThreads = 128;
-constexpr int kAttentionWarps = kAttentionThreads / kWarp;
-constexpr int kMostSplits = 512;
 
 constexpr int next_power(int v) {
   int power = 1;
@@ -29,10 +25,10 @@ __global__ void __launch_bounds__(kAttentionThreads)
   __shared__ Seen all_seen[kAttentionWarps][Heads];
   __shared__ float all_values[kAttentionWarps][Heads][HeadDim];
   launch_dependents();
-  wait_for_previous();
-  const int64_t row = blockIdx.z;
-  if (row >= *f.count) return;
+  const int64_t row = blockIdx.z, count = *f.count;
   const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
+  wait_for_previous();
+  if (row >= count) return;
   if (static_cast<int>(blockIdx.y) >= parts.count) return;
   const int end = parts.end_of(blockIdx.y);
   const int64_t first_head = static_cast<int64_t>(blockIdx.x) * Heads;
@@ -148,49 +144,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
       whole.sum += weight * all_seen[w][h].sum;
       value += weight * all_values[w][h][d];
     }
-    store_value<HeadDim>(f, row, first_head + h, blockIdx.y, d, whole, value);
+    store_value<HeadDim>(f, row, first_head + h, parts, blockIdx.y, d, whole, value);
   }
-}
-
-// Block (head, row): folds the parts of one head; a thread a dimension.
-template <int HeadDim, bool IsWindowed>
-__global__ void __launch_bounds__(HeadDim)
-    attention_merge(__grid_constant__ const AttentionFields f) {
-  __shared__ float weights[kMostSplits];
-  __shared__ float total;
-  launch_dependents();
-  wait_for_previous();
-  const int64_t head = blockIdx.x, row = blockIdx.y;
-  if (row >= *f.count) return;
-  const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
-  const float* partial = partial_at<HeadDim>(f, row, head, 0);
-  if (threadIdx.x < kWarp) {
-    constexpr unsigned kLanes = HeadDim < kWarp ? (1u << HeadDim % kWarp) - 1 : kAllLanes;
-    constexpr int kStep = HeadDim < kWarp ? HeadDim : kWarp;
-    float most = -infinity(), sum = 0.0f;
-    for (int i = threadIdx.x; i < parts.count; i += kStep) {
-      weights[i] = partial[i * (HeadDim + 2)];
-      most = fmaxf(most, weights[i]);
-    }
-#pragma unroll
-    for (int step = kStep / 2; step; step >>= 1) {
-      most = fmaxf(most, __shfl_xor_sync(kLanes, most, step));
-    }
-    for (int i = threadIdx.x; i < parts.count; i += kStep) {
-      weights[i] = weight_of(weights[i], most);
-      sum += weights[i] * partial[i * (HeadDim + 2) + 1];
-    }
-#pragma unroll
-    for (int step = kStep / 2; step; step >>= 1) sum += __shfl_xor_sync(kLanes, sum, step);
-    if (threadIdx.x == 0) total = sum;
-  }
-  __syncthreads();
-  float value = 0.0f;
-#pragma unroll 8
-  for (int i = 0; i < parts.count; i++) {
-    value += weights[i] * partial[i * (HeadDim + 2) + 2 + threadIdx.x];
-  }
-  store_mixed<HeadDim>(f, row, head, threadIdx.x, value / total);
+  fold_parts<HeadDim, Heads>(f, row, parts);
 }
 
 }  // namespace corral

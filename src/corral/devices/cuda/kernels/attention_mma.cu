@@ -9,8 +9,6 @@
 
 namespace corral {
 
-constexpr int kAttentionThreads = 128;
-constexpr int kAttentionWarps = kAttentionThreads / kWarp;
 constexpr int kHeads = 8;    // columns of a product
 constexpr int kTokens = 16;  // rows of a product
 
@@ -213,23 +211,28 @@ __global__ void __launch_bounds__(kAttentionThreads)
   __shared__ Seen all_seen[kAttentionWarps][kHeads];
   __shared__ float all_values[kAttentionWarps][kHeads][HeadDim];
   launch_dependents();
-  wait_for_previous();
   const int64_t row = blockIdx.z;
-  if (row >= *f.count) return;
+  const bool is_inside = row < *f.count;
   const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
   const int split = blockIdx.y;
-  if (split >= parts.count) return;
+  if (!is_inside || split >= parts.count) {
+    wait_for_previous();
+    return;
+  }
   const int first = parts.first_of(split), end = parts.end_of(split);
   const int64_t first_head = static_cast<int64_t>(blockIdx.x) * Heads;
   const int64_t kv_head = first_head / (f.heads / f.kv_heads);
   const int32_t* table = row_at(f.tables, f.tables_stride, f.sequences[row]);
   const int64_t head_bytes = kBlockTokens * Warp::kRowBytes;
 
+  const int blocks_end = (end + kBlockTokens - 1) / kBlockTokens;
+  int b = first / kBlockTokens + warp_id(), number = b < blocks_end ? table[b] : 0;
+  wait_for_previous();
   Warp warp;
   warp.begin(f, row, first_head);
-  const int blocks_end = (end + kBlockTokens - 1) / kBlockTokens;
-  for (int b = first / kBlockTokens + warp_id(); b < blocks_end; b += kAttentionWarps) {
-    const int64_t head = static_cast<int64_t>(table[b]) * 2 * f.kv_heads + kv_head;
+  for (; b < blocks_end; b += kAttentionWarps) {
+    const int64_t head = static_cast<int64_t>(number) * 2 * f.kv_heads + kv_head;
+    if (b + kAttentionWarps < blocks_end) number = table[b + kAttentionWarps];
     const unsigned char* keys = f.state + head * head_bytes;
     const unsigned char* mixed = keys + f.kv_heads * head_bytes;
 #pragma unroll
@@ -265,8 +268,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
       whole.sum += weight * all_seen[w][h].sum;
       value += weight * all_values[w][h][d];
     }
-    store_value<HeadDim>(f, row, first_head + h, split, d, whole, value);
+    store_value<HeadDim>(f, row, first_head + h, parts, split, d, whole, value);
   }
+  fold_parts<HeadDim, Heads>(f, row, parts);
 }
 
 }  // namespace corral

@@ -46,8 +46,9 @@ template <class Operation, bool IsAligned>
 __global__ void __launch_bounds__(kElementThreads)
     binary(__grid_constant__ const BinaryFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const float* a = row_at(f.a, f.a_stride, blockIdx.x);
   const float* b = row_at(f.b, f.b_stride, blockIdx.x);
   float* out = row_at(f.out, f.out_stride, blockIdx.x);
@@ -78,8 +79,9 @@ struct Activate {
 template <class Operation, bool IsAligned>
 __global__ void __launch_bounds__(kElementThreads) unary(__grid_constant__ const UnaryFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const float* x = row_at(f.x, f.x_stride, blockIdx.x);
   float* out = row_at(f.out, f.out_stride, blockIdx.x);
   const int64_t first = first_column();
@@ -101,8 +103,9 @@ template <int Planes, bool IsAligned>
 __global__ void __launch_bounds__(kElementThreads)
     quantize(__grid_constant__ const UnaryFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const int64_t first = first_column();
   const bool is_inside = first < f.columns;
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -115,8 +118,9 @@ template <class Activation, int Planes, bool IsAligned>
 __global__ void __launch_bounds__(kElementThreads)
     gated_quantize(__grid_constant__ const BinaryFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const int64_t first = first_column();
   const bool is_inside = first < f.columns;
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -143,8 +147,9 @@ template <bool IsAligned>
 __global__ void __launch_bounds__(kElementThreads)
     select_rows(__grid_constant__ const SelectFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const float* x = row_at(f.x, f.x_stride, f.rows[blockIdx.x]);
   float* out = row_at(f.out, f.out_stride, blockIdx.x);
   const int64_t first = first_column();

@@ -17,8 +17,9 @@ struct EmbedFields {
 template <class Layout>
 __global__ void __launch_bounds__(128) embed(__grid_constant__ const EmbedFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const uint32_t token = f.tokens[blockIdx.x];
   const int64_t chosen = token < f.vocabulary ? token : f.vocabulary - 1;
   const unsigned char* block = f.table + chosen / kRows * Layout::row_block_bytes(f.columns);

@@ -20,9 +20,10 @@ template <int Planes>
 __global__ void __launch_bounds__(256) half_rows(const __grid_constant__ HalfRowsFields f) {
   __shared__ float greatest_of_warps[8];
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
   const int row = blockIdx.x, columns = static_cast<int>(f.columns), groups = columns / kGroup;
-  if (row >= *f.count) return;
+  if (row >= count) return;
   constexpr float kGreatest = Planes == 1 ? 127.0f : 32512.0f;
   const uint8_t* from = f.x + row * f.x_stride;
   const float* scales = reinterpret_cast<const float*>(from + Planes * columns);

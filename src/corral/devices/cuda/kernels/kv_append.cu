@@ -24,8 +24,9 @@ __device__ __forceinline__ unsigned char* appended_head(const AppendFields& f, i
 template <class Cache, int HeadDim>
 __global__ void __launch_bounds__(256) kv_append(__grid_constant__ const AppendFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const int which = blockIdx.y;
   const float* from = which ? row_at(f.v, f.v_stride, blockIdx.x)
                             : row_at(f.k, f.k_stride, blockIdx.x);
@@ -39,8 +40,9 @@ __global__ void __launch_bounds__(256) kv_append(__grid_constant__ const AppendF
 template <int HeadDim>
 __global__ void __launch_bounds__(256) kv_append_q8_0(__grid_constant__ const AppendFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const int which = blockIdx.y;
   const float* from = which ? row_at(f.v, f.v_stride, blockIdx.x)
                             : row_at(f.k, f.k_stride, blockIdx.x);

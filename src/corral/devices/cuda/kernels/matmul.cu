@@ -200,9 +200,10 @@ __global__ void __launch_bounds__(kMatmulThreads) matmul(__grid_constant__ const
   using Sums = typename ChooseSums<Layout::kIsFloat, Layout, X, Tokens>::Type;
   __shared__ float parts[kMatmulWarps][Tokens][kRows];
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
   const int64_t first = static_cast<int64_t>(blockIdx.y) * Tokens;
-  const int64_t left = *f.count - first;
+  const int64_t left = count - first;
   if (left <= 0) return;
   const int tokens = left < Tokens ? left : Tokens;
   const unsigned char* block = f.weights + blockIdx.x * Layout::row_block_bytes(f.columns);

@@ -237,8 +237,8 @@ struct Tile {
     __syncthreads();
     for (int i = 0; i < Stages - 1; i++) fetch_weights(i, i);
 #endif
-    wait_for_previous();
     const int count = static_cast<int>(*f.count);
+    wait_for_previous();
     for (int i = 0; i < Stages - 1; i++) {
       if (!is_bulk) fetch_weights(i, i);
       fetch_rows(i, i);

@@ -16,14 +16,22 @@ struct NormFields {
 // One block a row, which lies in registers: Threads × Steps × 4 columns at most.
 template <int Threads, int Steps, bool IsAligned>
 struct NormedRow {
-  float4 values[Steps];
+  float4 values[Steps], weights[Steps];
 
   static __device__ __forceinline__ int64_t column(int step) {
     return kColumnsPerLane * (threadIdx.x + static_cast<int64_t>(step) * Threads);
   }
 
-  __device__ __forceinline__ void compute(const float* x, const float* weight, int64_t columns,
-                                          float epsilon) {
+  // Needs nothing of an earlier kernel.
+  __device__ __forceinline__ void load_weights(const float* weight, int64_t columns) {
+#pragma unroll
+    for (int s = 0; s < Steps; s++) {
+      weights[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (column(s) < columns) weights[s] = load4<true>(weight + column(s));
+    }
+  }
+
+  __device__ __forceinline__ void compute(const float* x, int64_t columns, float epsilon) {
     float squares = 0.0f;
 #pragma unroll
     for (int s = 0; s < Steps; s++) {
@@ -36,8 +44,7 @@ struct NormedRow {
     const float factor = 1.0f / sqrtf(mean + epsilon);
 #pragma unroll
     for (int s = 0; s < Steps; s++) {
-      if (column(s) >= columns) continue;
-      const float4 w = load4<true>(weight + column(s));
+      const float4 w = weights[s];
       float4& v = values[s];
       v.x *= factor * w.x, v.y *= factor * w.y, v.z *= factor * w.z, v.w *= factor * w.w;
     }
@@ -48,10 +55,12 @@ struct NormedRow {
 template <int Threads, int Steps, bool IsAligned>
 __global__ void __launch_bounds__(Threads) rms_norm(__grid_constant__ const NormFields f) {
   launch_dependents();
-  wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  const int64_t count = *f.count;
   NormedRow<Threads, Steps, IsAligned> row;
-  row.compute(row_at(f.x, f.x_stride, blockIdx.x), f.weight, f.columns, f.epsilon.value);
+  row.load_weights(f.weight, f.columns);
+  wait_for_previous();
+  if (blockIdx.x >= count) return;
+  row.compute(row_at(f.x, f.x_stride, blockIdx.x), f.columns, f.epsilon.value);
   float* out = row_at(f.out, f.out_stride, blockIdx.x);
 #pragma unroll
   for (int s = 0; s < Steps; s++) {
@@ -63,10 +72,12 @@ __global__ void __launch_bounds__(Threads) rms_norm(__grid_constant__ const Norm
 template <int Planes, int Threads, int Steps, bool IsAligned>
 __global__ void __launch_bounds__(Threads) norm_quantize(__grid_constant__ const NormFields f) {
   launch_dependents();
-  wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  const int64_t count = *f.count;
   NormedRow<Threads, Steps, IsAligned> row;
-  row.compute(row_at(f.x, f.x_stride, blockIdx.x), f.weight, f.columns, f.epsilon.value);
+  row.load_weights(f.weight, f.columns);
+  wait_for_previous();
+  if (blockIdx.x >= count) return;
+  row.compute(row_at(f.x, f.x_stride, blockIdx.x), f.columns, f.epsilon.value);
   unsigned char* out =
       row_at(reinterpret_cast<unsigned char*>(f.out), f.out_stride, blockIdx.x);
 #pragma unroll
@@ -89,9 +100,10 @@ struct GroupNormFields {
 template <int Threads>
 __global__ void __launch_bounds__(Threads) group_norm(__grid_constant__ const GroupNormFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
   const int64_t number = static_cast<int64_t>(blockIdx.y) * (Threads / kWarp) + warp_id();
-  if (blockIdx.x >= *f.count || number >= f.groups) return;
+  if (blockIdx.x >= count || number >= f.groups) return;
   const float* x = row_at(f.x, f.x_stride, blockIdx.x) + number * f.group;
   float* out = row_at(f.out, f.out_stride, blockIdx.x) + number * f.group;
   float squares = 0.0f;

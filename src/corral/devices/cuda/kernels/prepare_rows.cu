@@ -95,9 +95,10 @@ template <int Source, int Form, bool Tiled>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_rows(const __grid_constant__ PrepareRows f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
   const int64_t row = blockIdx.x, chunks = f.columns / kChunk, padded = (f.columns + 63) / 64 * 8;
-  if (row >= *f.count) return;
+  if (row >= count) return;
   Row<Source> source{f.x + row * f.x_stride,
                      Source == kNorm ? f.other : f.other + row * f.other_stride, f.columns};
   float v[kChunk];

@@ -18,8 +18,9 @@ struct RotationsFields {
 template <bool HasFactors>
 __global__ void __launch_bounds__(128) rotations(__grid_constant__ const RotationsFields f) {
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   float* out = row_at(f.out, f.out_stride, blockIdx.x);
   const double position = f.positions[blockIdx.x];
   for (int64_t i = threadIdx.x; i < f.pairs; i += blockDim.x) {
@@ -47,8 +48,9 @@ template <int HeadDim, int Turned, bool AreNeighbours>
 __global__ void __launch_bounds__(256) rope(__grid_constant__ const RopeFields f) {
   constexpr int kHalf = Turned / 2;
   launch_dependents();
+  const int64_t count = *f.count;
   wait_for_previous();
-  if (blockIdx.x >= *f.count) return;
+  if (blockIdx.x >= count) return;
   const int64_t number = static_cast<int64_t>(blockIdx.y) * 256 + threadIdx.x;
   const int64_t head = number / (HeadDim / 2);
   const int pair = number % (HeadDim / 2);

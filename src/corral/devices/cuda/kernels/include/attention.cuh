@@ -18,12 +18,16 @@ struct AttentionFields {
   int64_t window;
   Float softcap;
   float* partials;
+  int32_t* counters;  // of parts that are done, one a row and block of heads; zero before and after
   int64_t splits;
   int64_t planes;  // of codes that the result is rounded to; 0: it stays F32
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr int kLeastBlocks = 2;  // of a part: less is not worth a thread block
+constexpr int kLeastBlocks = 4;  // of a part: less is not worth a thread block
+constexpr int kMostSplits = 264;
+constexpr int kAttentionThreads = 128;
+constexpr int kAttentionWarps = kAttentionThreads / kWarp;
 
 // The positions that a row sees, first … end − 1, cut in parts of whole blocks.
 struct Parts {
@@ -81,14 +85,62 @@ __device__ __forceinline__ void store_mixed(const AttentionFields& f, int64_t ro
   out[column] = value;
 }
 
-// Writes dimension `d` of a head: the result, or what `attention_merge` folds.
+// Writes dimension `d` of a head: the result, or what `fold_parts` folds.
 template <int HeadDim>
 __device__ __forceinline__ void store_value(const AttentionFields& f, int64_t row, int64_t head,
-                                            int split, int d, Seen seen, float value) {
-  if (f.splits == 1) return store_mixed<HeadDim>(f, row, head, d, value / seen.sum);
-  float* partial = partial_at<HeadDim>(f, row, head, split);
+                                            const Parts& parts, int part, int d, Seen seen,
+                                            float value) {
+  if (parts.count == 1) return store_mixed<HeadDim>(f, row, head, d, value / seen.sum);
+  float* partial = partial_at<HeadDim>(f, row, head, part);
   if (d == 0) partial[0] = seen.most, partial[1] = seen.sum;
   partial[2 + d] = value;
+}
+
+// The block that is the last of a row and its heads folds what all of them left, always in the same
+// order. Called by every thread, after its `store_value`.
+template <int HeadDim, int Heads>
+__device__ __forceinline__ void fold_parts(const AttentionFields& f, int64_t row,
+                                           const Parts& parts) {
+  if (parts.count == 1) return;
+  __shared__ bool is_last;
+  __shared__ float weights[Heads][kMostSplits], totals[Heads];
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int32_t* counter = f.counters + row * gridDim.x + blockIdx.x;
+    is_last = atomicAdd(counter, 1) == parts.count - 1;
+    if (is_last) *counter = 0;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const int64_t first_head = static_cast<int64_t>(blockIdx.x) * Heads;
+  for (int h = warp_id(); h < Heads; h += kAttentionWarps) {
+    const float* partial = partial_at<HeadDim>(f, row, first_head + h, 0);
+    float most = -infinity(), sum = 0.0f;
+    for (int i = lane_id(); i < parts.count; i += kWarp) {
+      weights[h][i] = __ldcg(partial + i * (HeadDim + 2));
+      most = fmaxf(most, weights[h][i]);
+    }
+    most = warp_max(most);
+    for (int i = lane_id(); i < parts.count; i += kWarp) {
+      weights[h][i] = weight_of(weights[h][i], most);
+      sum += weights[h][i] * __ldcg(partial + i * (HeadDim + 2) + 1);
+    }
+    sum = warp_sum(sum);
+    if (lane_id() == 0) totals[h] = sum;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < Heads * HeadDim; i += kAttentionThreads) {
+    const int h = i / HeadDim, d = i % HeadDim;
+    const float* partial = partial_at<HeadDim>(f, row, first_head + h, 0) + 2 + d;
+    float value = 0.0f;
+#pragma unroll 8
+    for (int p = 0; p < parts.count; p++) {
+      value += weights[h][p] * __ldcg(partial + p * (HeadDim + 2));
+    }
+    store_mixed<HeadDim>(f, row, first_head + h, d, value / totals[h]);
+  }
 }
 
 }  // namespace corral
