@@ -86,6 +86,8 @@ class EmulatedProgram:
 class EmulatedBackend:
     """Runs launches one after the other."""
 
+    is_asynchronous = False
+
     def __init__(self, device):
         self._device = device
 
