@@ -129,6 +129,10 @@ class FakeExecution:
             raise self._failure("allow_shared", "invalid value")
         found.allowed_bytes = max(found.allowed_bytes, size_bytes)
 
+    def prefer_shared(self, function: int) -> None:
+        self._enter("prefer_shared")
+        self._current("prefer_shared")
+
     def prepare(
         self, function: int, geometry: Geometry, fields: Fields, stream: int
     ) -> PreparedLaunch:

@@ -255,9 +255,22 @@ def members(stem, name):
     kind = re.search(
         rf"\b{function}\(\s*(?:__grid_constant__ const|const __grid_constant__) (\w+) f\)", text
     )[1]
+    return _members_of(kind, text)
+
+
+def _members_of(kind, text):
+    """Return the members of a struct; those of an array of structs are numbered."""
     body = re.search(rf"struct {kind} {{(.*?)\n}};", text, re.S)[1]
-    lines = re.findall(r"^ +([^/;]+);", body, re.M)
-    return [part.split()[-1].strip("*") for line in lines for part in line.split(",")]
+    found = []
+    for line in re.findall(r"^ +([^/;]+);", body, re.M):
+        array = re.fullmatch(r"(\w+) \w+\[(\w+)\]", line)
+        if array:
+            parts = range(int(re.search(rf"constexpr int {array[2]} = (\d+)", text)[1]))
+            inner = _members_of(array[1], text)
+            found += [f"{member}{part}" for part in parts for member in inner]
+        else:
+            found += [part.split()[-1].strip("*") for part in line.split(",")]
+    return found
 
 
 def run(launch):

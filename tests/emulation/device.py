@@ -21,7 +21,9 @@ from corral.quant.dequantize import dequantize
 from corral.tensor.ops import Op
 from emulation import prepare_missing, run
 
-CHIP = Chip(multiprocessors=4, has_wgmma=False)
+PLAIN = Chip(multiprocessors=4, has_wgmma=False, shared_bytes=0)
+"""A card without shared memory for tuned products, which take g++ long to compile."""
+TUNED = Chip(multiprocessors=4, has_wgmma=False)
 
 
 class EmulatedDevice(Contextless):
@@ -29,8 +31,9 @@ class EmulatedDevice(Contextless):
 
     name = "emulated"
 
-    def __init__(self, traits=None):
+    def __init__(self, traits=None, chip=PLAIN):
         self.traits = traits or cuda_traits(0)
+        self.chip = chip
         self._memory = HostMemory(self.name)
 
     @property
@@ -76,10 +79,10 @@ class EmulatedDevice(Contextless):
 class EmulatedProgram:
     """The launches of one plan."""
 
-    def __init__(self, plan, buffers):
+    def __init__(self, plan, buffers, chip):
         self.plan, self.buffers = plan, buffers
         self.staging = Staging(plan, buffers)
-        self.launches = lower_plan(plan, buffers, plan.graph.shape_class.rows, CHIP)
+        self.launches = lower_plan(plan, buffers, plan.graph.shape_class.rows, chip)
         prepare_missing(launch.instance for launch in self.launches)
 
 
@@ -92,7 +95,7 @@ class EmulatedBackend:
         self._device = device
 
     def lower(self, plan, buffers, *, progress=None):
-        return EmulatedProgram(plan, buffers)
+        return EmulatedProgram(plan, buffers, self._device.chip)
 
     def upload(self, slot, weights, first_row, data, through):
         self._device.upload(slot, weights, first_row, data)

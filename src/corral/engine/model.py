@@ -133,7 +133,11 @@ class Model:
             with open_model(path) as file, ThreadPoolExecutor(1) as beside:
                 metadata = file.metadata
                 limits = choose_limits(
-                    metadata, context=context, parallel=parallel, kv_type=kv_type
+                    metadata,
+                    context=context,
+                    parallel=parallel,
+                    kv_type=kv_type,
+                    chunk=on.traits.chunk_tokens,
                 )
                 tokenizer = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
                 loaded = load_file(file, limits, on, ledger, progress=progress)

@@ -153,12 +153,14 @@ def plan(
     if sizes and not is_fitting:
         raise InvalidArgument("memory is given, which counts only with fit: add --fit (fit=True)")
     path = resolve(name)
-    wish = Wish(parallel, kv_type, context, shares)
+    targets = list(map(_target, names))
+    chunk = max(target.traits.chunk_tokens for target in targets)
+    wish = Wish(parallel, kv_type, context, shares, chunk)
     with open_model(path, skip_arrays=True) as file:
         if is_fitting:
             usable = [size - margin for size in sizes or _free(names)]
-            return _fitted(file, wish, list(map(_target, names)), usable)
-        return _plain(file, wish, list(map(_target, names)))
+            return _fitted(file, wish, targets, usable)
+        return _plain(file, wish, targets)
 
 
 def _fitted(
@@ -176,7 +178,11 @@ def _fitted(
 def _plain(file: ModelFile, wish: Wish, targets: Sequence[_Target]) -> PlanReport:
     """Plan for the devices as they were named, whatever memory they have."""
     limits = choose_limits(
-        file.metadata, context=wish.context, parallel=wish.parallel, kv_type=wish.kv_type
+        file.metadata,
+        context=wish.context,
+        parallel=wish.parallel,
+        kv_type=wish.kv_type,
+        chunk=wish.chunk,
     )
     model = write_graph(file.metadata, file.tensors, limits)
     traits = [target.traits for target in targets]

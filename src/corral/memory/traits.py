@@ -52,6 +52,8 @@ class DeviceTraits:
     """Bytes its driver takes for a process that uses it."""
     has_own_memory: bool = False
     """Whether its memory is not the host's: then staging is no part of it."""
+    chunk_tokens: int = 512
+    """Tokens of a prompt that are best computed together."""
     loading_bytes: int = 8 << 20
     """Staging through which weights pass while loading."""
     readers: int = 2

@@ -57,6 +57,8 @@ class Wish:
     """None asks for the largest."""
     shares: tuple[float, ...] | None = None
     """Weights of the devices to each other; None lets what is free decide."""
+    chunk: int = 512
+    """Tokens of a prompt that are computed together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +144,11 @@ class _Search:
         """Return the limits with a context, checked."""
         wish = self.wish
         return choose_limits(
-            self.metadata, context=context, parallel=wish.parallel, kv_type=wish.kv_type
+            self.metadata,
+            context=context,
+            parallel=wish.parallel,
+            kv_type=wish.kv_type,
+            chunk=wish.chunk,
         )
 
     def propose(self, rooms: Rooms) -> Proposal | None:

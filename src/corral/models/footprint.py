@@ -51,6 +51,7 @@ def choose_limits(
     context: int | None = None,
     parallel: int = 1,
     kv_type: str = "f16",
+    chunk: int = 512,
 ) -> Limits:
     """Return limits with defaults from the model's own context, checked.
 
@@ -66,7 +67,7 @@ def choose_limits(
         raise InvalidArgument(f"parallel is {parallel}, expected 1 to 256 sequences")
     if kv_type not in KV_TYPES:
         raise InvalidArgument(f"KV type is {kv_type!r}, expected one of {', '.join(KV_TYPES)}")
-    return Limits(context, parallel, kv_type, min(512, context * parallel), max(32, parallel))
+    return Limits(context, parallel, kv_type, min(chunk, context * parallel), max(32, parallel))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

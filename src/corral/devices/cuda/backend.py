@@ -205,8 +205,8 @@ class CudaBackend(Closing):
 
 def chip_of(facts: DeviceFacts, driver: Driver) -> Chip:
     """Return what the choice of kernels depends on."""
-    has_wgmma = facts.capability == (9, 0)
-    return Chip(driver.limits(facts.ordinal).multiprocessors, has_wgmma)
+    limits, has_wgmma = driver.limits(facts.ordinal), facts.capability == (9, 0)
+    return Chip(limits.multiprocessors, has_wgmma, limits.shared_bytes_per_block)
 
 
 def _instances(lowered: Iterable[tuple[Launch, ...]], buffers: ModelBuffers) -> list[Instance]:

@@ -16,6 +16,7 @@ from corral.devices.cuda.driver_calls import LibraryCalls
 from corral.devices.cuda.driver_errors import failure
 from corral.errors import InternalError
 
+_ALL_OF_IT_PERCENT = 100
 PreparedLaunch = Callable[[], None]
 """A kernel ready to be launched: called, it puts one evaluation of it into its stream."""
 
@@ -78,6 +79,13 @@ class ExecutionDriver(Protocol):
 
     def allow_shared(self, function: int, size_bytes: int) -> None:
         """Let a kernel be launched with so much dynamic shared memory."""
+        ...
+
+    def prefer_shared(self, function: int) -> None:
+        """Have a kernel run with as much shared memory and as little cache as there can be.
+
+        Kernels that differ in this wait for each other.
+        """
         ...
 
     def prepare(
@@ -184,6 +192,11 @@ class LibraryExecution(LibraryCalls):
         """Call `cuFuncSetAttribute`."""
         which = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call(self._api.cuFuncSetAttribute, function, which, size_bytes)
+
+    def prefer_shared(self, function: int) -> None:
+        """Call `cuFuncSetAttribute`."""
+        which = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        self._call(self._api.cuFuncSetAttribute, function, which, _ALL_OF_IT_PERCENT)
 
     def prepare(
         self, function: int, geometry: Geometry, fields: Fields, stream: int

@@ -88,6 +88,11 @@ class Binding:
         """The address of the plan's scratch for segments of attention."""
         return self.buffers.scratch.address + self.plan.segments_offset
 
+    @property
+    def factors(self) -> int:
+        """The address of the plan's scratch for factors of products."""
+        return self.buffers.scratch.address + self.plan.factors_offset
+
 
 Rule = Callable[[Binding, Tensor], tuple[Launch, ...]]
 """Gives the launches that compute one node, in order."""

@@ -54,6 +54,7 @@ class Modules(Closing):
         try:
             with self._context.current(module):
                 function = driver.function(module.handle, cubin.symbol)
+                driver.prefer_shared(function)
         except BaseException:
             module.close()
             raise

@@ -180,6 +180,8 @@ class Chip:
     multiprocessors: int
     has_wgmma: bool
     """Compute capability 9.0, compiled for sm_90a."""
+    shared_bytes: int = 99 << 10
+    """Shared memory that a block of threads may have; the least of all cards that are supported."""
 
 
 def product(form: Form, finish: Finish, rows: int, columns: int, chip: Chip) -> Kernel:

@@ -83,7 +83,7 @@ class _Wide:
         self._steps = steps(at.plan.graph)
         self._readers = at.plan.graph.consumers()
         self._space = at.plan.factors
-        self._base = at.buffers.scratch.address + at.plan.factors_offset
+        self._base = at.factors
         self._left: dict[Tensor, LeftFactor] = {}
         self._free = list(range(LEFT_FACTORS))
         self._places: dict[Tensor, int] = {}

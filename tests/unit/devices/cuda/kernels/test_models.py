@@ -11,7 +11,7 @@ from corral.devices.reference.device import ReferenceDevice
 from corral.models.footprint import Limits
 from corral.quant.types import DType
 from emulation import needs_emulator
-from emulation.device import EmulatedDevice
+from emulation.device import TUNED, EmulatedDevice
 from emulation.instances import prepare_common
 from golden import nmse
 from loaded import Loaded, Recorder, prompt
@@ -56,3 +56,15 @@ def test_family(tmp_path, family, dtype, way):
     with EmulatedDevice(traits=traits) as emulated:
         actual = logits(path, emulated)
     assert nmse(actual, expected) <= (1e-5 if dtype is DType.F32 else 5e-4)
+
+
+@pytest.mark.parametrize("family", ["llama"])
+def test_tuned_products(tmp_path, family):
+    """The same with the matrix kernels that cards use."""
+    path = tiny.write(tmp_path / "m.gguf", family, table=tiny.tensors(family, dtype=DType.Q8_0))
+    traits = replace(cuda_traits(0), **SPLIT)
+    with ReferenceDevice(traits.fused) as reference:
+        expected = logits(path, reference)
+    with EmulatedDevice(traits=traits, chip=TUNED) as emulated:
+        actual = logits(path, emulated)
+    assert nmse(actual, expected) <= 5e-4
