@@ -21,7 +21,16 @@ class Row:
     spill_bytes: int = 0
 
 
-TABLE: tuple[Row, ...] = ()
+def _rope_append(*arguments):
+    return Row(Instance.of("rope_append", "rope_append", *arguments), registers=48)
+
+
+TABLE: tuple[Row, ...] = (
+    _rope_append("CacheF16", 128, 128, True, False),
+    _rope_append("CacheF16", 80, 32, False, False),
+    _rope_append("CacheBF16", 256, 256, False, True),
+    _rope_append("CacheQ8_0", 128, 128, False, True),
+)
 
 
 def rows(is_complete=False):

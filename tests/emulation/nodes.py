@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from corral.devices.cuda.launch import Binding
-from corral.devices.cuda.lowering import narrow
+from corral.devices.cuda.narrow import narrow
+from corral.devices.cuda.prefill_launch import Chip
 from corral.devices.cuda.rules import RULES
 from corral.devices.packing import pack_rows
 from corral.devices.reference.ops import KERNELS
@@ -20,6 +21,7 @@ from corral.tensor.ops import Columns, Op
 from corral.tensor.tensor import Extent, Tensor
 from emulation import Memory, address, run
 
+CHIP = Chip(multiprocessors=4, has_wgmma=False)
 _ELEMENTS = {
     DType.F32: np.float32,
     DType.F16: np.float16,
@@ -138,7 +140,7 @@ def compute(node, values, *, rows, outputs=0, segments_bytes=0, rules=RULES):
 def compute_step(step, values, *, rows, segments_bytes=0):
     """Return the place of a step after its launches, and the launches."""
     place = Place(values, rows, 0, segments_bytes)
-    launches = narrow(place, step)
+    launches = narrow(place, step, CHIP)
     for launch in launches:
         run(launch)
     place.memory.check()
@@ -147,7 +149,7 @@ def compute_step(step, values, *, rows, segments_bytes=0):
 
 def instances_of_step(step, segments_bytes=0):
     """Return the instances that a step's launches ask for."""
-    return [launch.instance for launch in narrow(Place({}, 0, 0, segments_bytes), step)]
+    return [launch.instance for launch in narrow(Place({}, 0, 0, segments_bytes), step, CHIP)]
 
 
 def expected_step(step, values, *, rows):

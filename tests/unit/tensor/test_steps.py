@@ -88,7 +88,7 @@ def test_the_steps_of_a_model():
         "ffn_norm.0.codes",
         "gate.0 up.0 gated.0.codes",
         "ffn_add.0",
-        "output_norm.codes",
+        "output_norm.1.codes",
         "logits",
     ]
 

@@ -1,8 +1,9 @@
 """Batches of few rows: each step by kernels that read weights once for all rows.
 
-    q, k, v of one layout ──▶ one launch             heads turned and appended ──▶ one launch
-    gate and up with GATED ──▶ one, codes and all    attention that is quantized ──▶ codes at once
-    the rest ──▶ the rule of the operation
+    q, k, v of one layout ──▶ one launch             the rest ──▶ the rule of the operation
+    gate and up with GATED ──▶ one launch, codes and all
+    heads of q and k, turned and on their way to the cache with v ──▶ one launch
+    ATTENTION, QUANTIZE ──▶ attention gives the codes itself
     many rows of codes ──▶ rows of F16 first, in the place of a left factor
 
 Products that no tuned kernel takes go to the plain one.
@@ -36,18 +37,24 @@ def narrow(at: Binding, step: Step, chip: Chip) -> tuple[Launch, ...]:
     Raises:
         InternalError: if a node has no kernel here; device traits promised one.
     """
-    if step.is_turned_append and (joined := rope_append(at, step.nodes)) is not None:
-        return joined
-    if step.is_coded_attention and (joined := coded_attention(at, *step.nodes)) is not None:
-        return joined
     if not step.is_product:
-        return tuple(launch for node in step.nodes for launch in by_rule(at, node))
+        apart = (launch for node in step.nodes for launch in by_rule(at, node))
+        return _joined(at, step) or tuple(apart)
     if step.gate is not None:
         product = _gated(at, step.nodes, step.gate)
         if product is not None and _is_tuned(product, chip):
             return tuple(_tuned(at, step.nodes, product, chip, (step.gate,)))
         return (*_products(at, step.nodes, chip), *by_rule(at, step.gate))
     return tuple(_products(at, step.nodes, chip))
+
+
+def _joined(at: Binding, step: Step) -> tuple[Launch, ...] | None:
+    """Return the launches of several nodes in one go, where there is a kernel for that."""
+    if step.is_turned_append:
+        return rope_append(at, step.nodes)
+    if step.is_coded_attention:
+        return coded_attention(at, *step.nodes)
+    return None
 
 
 def by_rule(at: Binding, node: Tensor) -> tuple[Launch, ...]:
