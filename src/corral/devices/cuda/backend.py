@@ -32,7 +32,7 @@ from corral.devices.cuda.traits import DECODE_BUCKETS
 from corral.devices.cuda.uploading import Uploading
 from corral.devices.cuda.weight_rules import pack
 from corral.devices.host import array_at
-from corral.devices.staging import Staging
+from corral.devices.staging import Counts, Staging
 from corral.errors import InternalError
 from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
@@ -165,21 +165,24 @@ class CudaBackend(Closing):
             else:
                 for launch in each.launches:
                     launch()
-            self._copy_results(program, flight, counts.outputs, chooses=chooses)
+            self._copy_results(program, flight, counts, chooses=chooses)
             driver.record_event(self._events[flight].handle, stream)
         self._under_way.append(flight)
         self._next_flight = (flight + 1) % len(self._events)
 
-    def _copy_results(self, program: CudaProgram, flight: int, rows: int, *, chooses: bool) -> None:
+    def _copy_results(
+        self, program: CudaProgram, flight: int, counts: Counts, *, chooses: bool
+    ) -> None:
         """Put copies to staging into the stream: of the chosen tokens, or of the outputs."""
         plan, buffers = program.plan, program.buffers
         staging, stream = buffers.staging.address, self._stream.handle
         if chooses:
             to = staging + plan.staging.choices(flight)
-            self._driver.enqueue_to_host(to, buffers.choices_address(plan), 4 * rows, stream)
+            size = 4 * counts.outputs
+            self._driver.enqueue_to_host(to, buffers.choices_address(plan), size, stream)
             return
         for tensor in plan.graph.outputs:
-            size = rows * tensor.row_bytes
+            size = counts.of(tensor) * tensor.row_bytes
             if size:
                 to = staging + plan.staging.offsets[tensor.name]
                 source = buffers.address(plan, tensor)
