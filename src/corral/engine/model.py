@@ -26,7 +26,8 @@ from corral.engine.load import LoadedModel, held_by_driver, load_file
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
 from corral.engine.options import Options
 from corral.engine.runner import Runner
-from corral.errors import Closed, ContextExceeded, TemplateError
+from corral.engine.templates import chat_template
+from corral.errors import Closed, ContextExceeded
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
 from corral.interrupts import deferred
@@ -102,7 +103,7 @@ class Model:
 
         Args:
             name: a str; or a Path, which is always that of a file.
-            device: "auto", "cpu" or "reference".
+            device: "auto" (today the CPU), "cpu", "cuda:0", a card's UUID, or "reference".
             context: tokens of one sequence; by default the model's own, at most 4096.
             parallel: sequences at once.
             kv_type: "f16", "bf16", "f32" or "q8_0".
@@ -205,7 +206,7 @@ class Model:
             TemplateError: if the file has none.
         """
         if self._template is None:
-            self._template = _chat_template(self.metadata, self._tokenizer)
+            self._template = chat_template(self.metadata, self._tokenizer)
         return self._template
 
     def tokenize(
@@ -388,17 +389,3 @@ class Model:
         for _ in generation:
             pass
         return time.perf_counter() - started
-
-
-def _chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
-    """Return the template of the file, which knows the texts of BOS and EOS."""
-    source = metadata.str("tokenizer.chat_template", "")
-    if not source:
-        raise TemplateError(
-            "the model has no chat template: it continues text, it does not chat; use raw mode"
-        )
-
-    def text(token: int | None) -> str:
-        return "" if token is None else tokenizer.token_text(token)
-
-    return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))
