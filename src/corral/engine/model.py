@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,14 +18,15 @@ from corral.devices import registry
 from corral.devices.base import Device, Progress
 from corral.engine import checks
 from corral.engine.answers import Answers
+from corral.engine.chat import ChatReply, chat_template
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
 from corral.engine.load import LoadedModel, held_by_driver, load_file
-from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
+from corral.engine.metrics import EngineStatistics, MemoryStatistics
 from corral.engine.options import Options
 from corral.engine.runner import Runner
-from corral.errors import Closed, ContextExceeded, TemplateError
+from corral.errors import Closed, ContextExceeded
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
 from corral.interrupts import deferred
@@ -41,17 +41,6 @@ from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
 Messages = Iterable[Mapping[str, object]]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatReply:
-    """A whole answer and how it came to be; `str()` is its text."""
-
-    text: str
-    statistics: GenerationStatistics
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Model:
@@ -205,7 +194,7 @@ class Model:
             TemplateError: if the file has none.
         """
         if self._template is None:
-            self._template = _chat_template(self.metadata, self._tokenizer)
+            self._template = chat_template(self.metadata, self._tokenizer)
         return self._template
 
     def tokenize(
@@ -388,17 +377,3 @@ class Model:
         for _ in generation:
             pass
         return time.perf_counter() - started
-
-
-def _chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
-    """Return the template of the file, which knows the texts of BOS and EOS."""
-    source = metadata.str("tokenizer.chat_template", "")
-    if not source:
-        raise TemplateError(
-            "the model has no chat template: it continues text, it does not chat; use raw mode"
-        )
-
-    def text(token: int | None) -> str:
-        return "" if token is None else tokenizer.token_text(token)
-
-    return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))

@@ -10,6 +10,7 @@ import tiny
 from corral.devices import registry
 from corral.devices.base import MemoryReading
 from corral.devices.cpu.traits import cpu_traits
+from corral.devices.cuda.compile import Compiler
 from corral.devices.cuda.contexts import Contexts
 from corral.devices.cuda.device import CudaDevice
 from fake_driver import FakeDriver
@@ -39,6 +40,7 @@ def driver(monkeypatch):
             context,
             played,
             replace(cpu_traits(1), granularity=512),
+            compiler=Compiler(),
             read=lambda: MemoryReading(total, total - played.used(0), "played"),
         )
 
