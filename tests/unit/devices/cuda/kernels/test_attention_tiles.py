@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import emulation
-from corral.devices.cpu.lower import float_word
+from corral.devices.binding import float_word
 from corral.devices.cuda import prefill_launch
 from corral.devices.cuda.prefill_launch import Chip, Heads, Mixed
 from corral.devices.reference.storage import decode, encode

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import formulas
-from corral.devices.cpu.lower import float_word
+from corral.devices.binding import float_word
 from corral.devices.cuda import prefill_launch
 from corral.devices.cuda.prefill_launch import Source
 from corral.devices.reference.activations import decoded, quantize
