@@ -21,12 +21,18 @@ def make(groups=FULL, **shapes):
     return Engine(runner, groups, context=CONTEXT), runner
 
 
+DEFAULTS = {}
+"""Sampling parameters that a test may set for all its sequences."""
+
+
 def sampler(seed=1, **options):
-    return Sampler(SamplingParams(seed=seed, **options), VOCABULARY)
+    return Sampler(SamplingParams(seed=seed, **(DEFAULTS | options)), VOCABULARY)
 
 
-def submit(engine, tokens, max_tokens=5, *, seed=1, **options):
-    return engine.submit(tokens, sampler=sampler(seed), max_tokens=max_tokens, **options)
+def submit(engine, tokens, max_tokens=5, *, seed=1, temperature=None, **options):
+    chosen = {} if temperature is None else {"temperature": temperature}
+    chooser = sampler(seed, **chosen)
+    return engine.submit(tokens, sampler=chooser, max_tokens=max_tokens, **options)
 
 
 def finish(engine, *sequences):
@@ -40,9 +46,9 @@ def generated(sequence):
     return sequence.tokens[sequence.num_prompt :]
 
 
-def alone(tokens, max_tokens, seed):
+def alone(tokens, max_tokens, seed, **options):
     """Return what a sequence generates that has the machine for itself."""
-    tokens, chooser = list(tokens), sampler(seed)
+    tokens, chooser = list(tokens), sampler(seed, **options)
     num_prompt = len(tokens)
     for _ in range(min(max_tokens, CONTEXT - num_prompt)):
         tokens.append(chooser.sample(logits_after(tokens), len(tokens)))

@@ -76,7 +76,7 @@ class Recorder:
     def __init__(self, runner):
         self._runner = runner
         self.shapes = runner.shapes
-        self.is_asynchronous = runner.is_asynchronous
+        self.is_asynchronous = False
         self.logits = {}
 
     @classmethod
@@ -87,8 +87,9 @@ class Recorder:
         loaded.engine = Engine(recorder, groups, context=loaded.engine.context)
         return recorder
 
-    def start(self, batch):
+    def start(self, batch, *, chooses=False):
         """Start a batch and note who wants logits."""
+        assert not chooses, "who looks at logits needs them"
         self._wanting = [rows.sequence for rows in batch for _ in range(rows.num_outputs)]
         self._runner.start(batch)
 

@@ -68,7 +68,7 @@ def rows_of(g, name="x", width=WIDTH):
     return g.embed(g.tokens, g.weight(name, DType.F32, (TABLE_ROWS, width)))
 
 
-def check(device, case):
+def check(device, case, *, exact=EXACT, int8=INT8):
     """Compare what a device gives for a case with its formula."""
     g = GraphBuilder(SHAPE)
     graph = _named(g.finish(case.build(g)))
@@ -89,7 +89,8 @@ def check(device, case):
     expected = case.expected(Values(known, tokens, positions, output_rows, codes))
     has_codes = any(node.dtype is DType.A8 for node in graph)
     assert actual.shape == expected.shape
-    assert nmse(actual, expected) <= (INT8 if has_codes else EXACT)
+    error, limit = nmse(actual, expected), int8 if has_codes else exact
+    assert error <= limit, f"NMSE {error:.2e}, at most {limit:.0e}"
 
 
 _INNER = frozenset({Op.QUANTIZE, Op.GATED})

@@ -6,6 +6,7 @@ are random but depend on all of these tokens.
 """
 
 import zlib
+from collections import deque
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class TokenMemory:
         """Rows of each evaluation so far."""
         self._groups = groups
         self._logits = None
+        self._chosen, self._last = deque(), []
         self._arrays = BatchArrays(self.shapes, groups)
         self._kept = [np.full((group.num_blocks, BLOCK_TOKENS), -1) for group in groups]
 
@@ -47,10 +49,18 @@ class TokenMemory:
         assert logits is not None
         return logits
 
-    def start(self, batch):
-        """Write and read back; the last batch must be finished."""
+    def choices(self):
+        """Return the likeliest tokens of the oldest batch that chose."""
+        return self._chosen.popleft()
+
+    def start(self, batch, *, chooses=False):
+        """Write and read back; the last batch must be finished, or both choose."""
         assert self._logits is None
+        assert len(self._chosen) <= int(chooses)
         inputs = self._arrays.fill(batch)
+        self._before = self._last
+        given = inputs["tokens"]
+        given[given < 0] = [self._before[-1 - token] for token in given[given < 0]]
         positions, sequences = inputs["positions"], inputs["sequences"]
         assert 0 < len(positions) <= self.shapes.rows
         assert len(batch) <= self.shapes.sequences
@@ -61,16 +71,26 @@ class TokenMemory:
             for number, rows in enumerate(batch):
                 table = inputs[group.tables_name][number]
                 mine = positions[sequences == number]
-                self._check(group, kept, table, rows.sequence, mine)
+                self._check(group, kept, table, self._tokens_of(rows), mine)
+        held = [self._tokens_of(rows) for rows in batch]
         rows = inputs["output_rows"]
-        self._logits = np.array(
-            [logits_after(batch[sequences[r]].sequence.tokens[: positions[r] + 1]) for r in rows],
-            np.float32,
+        logits = np.array(
+            [logits_after(held[sequences[r]][: positions[r] + 1]) for r in rows], np.float32
         ).reshape(len(rows), VOCABULARY)
+        self._last = logits.argmax(axis=1).tolist()
+        if chooses:
+            self._chosen.append(self._last)
+        else:
+            self._logits = logits
 
-    def _check(self, group, kept, table, sequence, positions):
+    def _tokens_of(self, rows):
+        """Return the tokens of a sequence, with the one that it is fed."""
+        fed = [] if rows.fed_by is None else [self._before[rows.fed_by]]
+        return rows.sequence.tokens + fed
+
+    def _check(self, group, kept, table, tokens, positions):
         """Compare all that the rows of one sequence see with what the sequence holds."""
         window = group.window or positions[-1] + 1
         seen = np.arange(max(0, positions[0] - window + 1), positions[-1] + 1)
         read = kept[table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS]
-        assert read.tolist() == sequence.tokens[seen[0] : seen[-1] + 1]
+        assert read.tolist() == tokens[seen[0] : seen[-1] + 1]

@@ -100,7 +100,8 @@ class EmulatedBackend:
     def upload(self, slot, weights, first_row, data, through):
         self._device.upload(slot, weights, first_row, data)
 
-    def run(self, program, inputs, outputs):
+    def run(self, program, inputs, outputs, *, chooses=False):
+        assert not chooses
         plan, buffers = program.plan, program.buffers
         program.staging.write(inputs, outputs)
         to, size = buffers.inputs_address(plan), plan.staging.inputs_bytes

@@ -87,6 +87,10 @@ class Place:
         self._segments = self.memory.empty(max(self.segments_bytes, 1), np.uint8)
 
     @property
+    def choices(self):
+        return 0
+
+    @property
     def counters(self):
         return address(self._zeros)
 

@@ -68,6 +68,10 @@ class ModelBuffers:
             return self.scratch.address + plan.inputs_offset
         return self.staging.address
 
+    def choices_address(self, plan: Plan) -> int:
+        """Return where the device keeps the tokens that it chose."""
+        return self.scratch.address + plan.choices_offset
+
     def address(self, plan: Plan, tensor: Tensor) -> int:
         """Return where the device has a tensor of the plan."""
         if tensor.op is Op.VIEW:
@@ -117,11 +121,27 @@ class Backend(Protocol):
         """
         ...
 
-    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: int,
+        *,
+        chooses: bool = False,
+    ) -> None:
         """Copy the inputs to staging and start one evaluation.
 
         Each input holds the rows of this batch only, at most the plan's capacity. `outputs` is
-        how many rows of logits are wanted.
+        how many rows of logits are wanted. An asynchronous backend that `chooses` gives the
+        likeliest tokens and no logits; the next may then be started before they are read, and a
+        token of −1 − k stands in it for what was chosen for row k of the outputs.
+        """
+        ...
+
+    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
+        """Wait for the oldest evaluation not read and return the tokens it chose, if it does.
+
+        −1 stands where a logit is no finite number. Valid until the next but one `run`.
         """
         ...
 

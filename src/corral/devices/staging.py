@@ -40,10 +40,10 @@ _ELEMENTS: dict[Op, Any] = {Op.INPUT: np.int32, Op.RECEIVED: np.float32}
 
 
 class Staging:
-    """The inputs of one plan as arrays on host memory; made when the plan is lowered."""
+    """The inputs of one flight of a plan as arrays on host memory; made when it is lowered."""
 
-    def __init__(self, plan: Plan, buffers: ModelBuffers) -> None:
-        base = buffers.staging.address
+    def __init__(self, plan: Plan, buffers: ModelBuffers, flight: int = 0) -> None:
+        self.address = base = buffers.staging.address + flight * plan.staging.inputs_bytes
 
         def address(tensor: Tensor) -> int:
             is_input = tensor.op is Op.INPUT

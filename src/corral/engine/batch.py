@@ -19,6 +19,10 @@ class Rows:
     sequence: Sequence
     num_tokens: int
     num_outputs: int
+    ahead: int = 0
+    """Tokens before these that are still being computed."""
+    fed_by: int | None = None
+    """Row of the outputs of the evaluation before, whose chosen token this one is."""
 
 
 class BatchArrays:
@@ -55,8 +59,11 @@ class BatchArrays:
 
     def _fill_rows(self, rows: Rows, number: int, row: int, end: int) -> None:
         sequence = rows.sequence
-        first = sequence.num_computed
-        self._tokens[row:end] = sequence.tokens[first : first + rows.num_tokens]
+        first = sequence.num_computed + rows.ahead
+        if rows.fed_by is not None:
+            self._tokens[row] = -1 - rows.fed_by
+        else:
+            self._tokens[row:end] = sequence.tokens[first : first + rows.num_tokens]
         self._positions[row:end] = np.arange(first, first + rows.num_tokens)
         self._sequences[row:end] = number
         for array, table in zip(self._tables, sequence.tables, strict=True):

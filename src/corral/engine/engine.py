@@ -2,11 +2,14 @@
 
 It knows tokens, not text; sequences, not requests. One thread at a time may call it.
 
-    step n      finish n ─▶ sample ─▶ start n+1 ─▶ emit n
-                                      └─ where the device computes while the caller reads, else
-                                         the next step starts and finishes
+    in turn                 start n ─▶ finish n ─▶ sample ─▶ emit n ─▶ start n+1 …
+    where the device computes while the caller goes on
+                            finish n ─▶ sample ─▶ start n+1 ─▶ emit n
+    and where it chooses the tokens, because all want the likeliest
+                            start n+1, fed by n ─▶ finish n ─▶ emit n
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,6 +27,7 @@ from corral.errors import (
     CorralError,
     InternalError,
     InvalidArgument,
+    ModelError,
     ResourceError,
 )
 from corral.kv.pool import BlockPool
@@ -42,6 +46,20 @@ class Emission:
     error: CorralError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An evaluation that was started."""
+
+    slices: tuple[Slice, ...]
+    chooses: bool
+    """Whether the device chooses the tokens."""
+
+    @property
+    def can_feed(self) -> bool:
+        """Whether each of its slices gives the token that its sequence goes on with."""
+        return self.chooses and all(part.wants_logits for part in self.slices)
+
+
 class Engine:
     """Owns the sequences and their blocks."""
 
@@ -52,8 +70,8 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
         self._evaluations = 0
-        self._flight: tuple[Slice, ...] = ()
-        """What was started and not finished."""
+        self._flights: deque[Flight] = deque()
+        """What was started and not finished, two at most."""
         self._landed: list[Emission] = []
         """What a flight produced that nobody was told yet."""
         self.context = context
@@ -96,10 +114,12 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """Finish one evaluation and return what it produced, in order of arrival."""
-        if not self._flight and not self._landed:
+        if not self._flights and not self._landed:
             self._launch()
-        self._land()
         if self._runner.is_asynchronous:
+            self._launch_fed()
+        self._land()
+        if self._runner.is_asynchronous and not self._flights:
             self._launch_ahead()
         emissions, self._landed = self._landed, []
         return emissions
@@ -116,22 +136,53 @@ class Engine:
         """Start an evaluation of what is there to be computed, if anything is."""
         slices = schedule(self._candidates(), self._budget())
         if slices:
-            self._start(slices)
-            self._flight = slices
+            wanting = (self._sequences[part.id] for part in slices if part.wants_logits)
+            samplers = [sequence.sampler for sequence in wanting]
+            is_simple = all(sampler is not None and sampler.takes_likeliest for sampler in samplers)
+            chooses = self._runner.is_asynchronous and is_simple and bool(samplers)
+            self._start(slices, chooses=chooses)
+            self._flights.append(Flight(slices, chooses))
+
+    def _launch_fed(self) -> None:
+        """Start the next token of every sequence before this one is known, if all can go on so."""
+        if len(self._flights) != 1 or not self._flights[0].can_feed or self._is_anyone_waiting():
+            return
+        batch, slices = [], []
+        for output, part in enumerate(self._flights[0].slices):
+            sequence = self._sequences.get(part.id)
+            if sequence is None or self._ends_with_next(sequence):
+                continue
+            self._grow(sequence, part.num_tokens + 1)
+            batch.append(Rows(sequence, 1, 1, ahead=part.num_tokens, fed_by=output))
+            slices.append(Slice(part.id, 1, wants_logits=True))
+        if batch:
+            self._evaluations += 1
+            self._runner.start(batch, chooses=True)
+            self._flights.append(Flight(tuple(slices), chooses=True))
+
+    def _is_anyone_waiting(self) -> bool:
+        return any(s.state is SequenceState.WAITING for s in self._sequences.values())
+
+    def _ends_with_next(self, sequence: Sequence) -> bool:
+        """Whether the next token is the last, whatever it is."""
+        is_last = sequence.num_generated + 1 >= sequence.max_tokens
+        return is_last or len(sequence.tokens) + 1 >= self.context
 
     def _land(self) -> None:
-        """Finish what was started; sequences that have ended meanwhile are passed over."""
-        slices, self._flight = self._flight, ()
-        if not slices:
+        """Finish what was started first; sequences that have ended meanwhile are passed over."""
+        if not self._flights:
             return
-        logits = self._runner.finish()
+        flight = self._flights.popleft()
+        tokens = self._runner.choices() if flight.chooses else []
+        logits = None if flight.chooses else self._runner.finish()
         output = 0
-        for part in slices:
+        for part in flight.slices:
             sequence = self._sequences.get(part.id)
             if sequence is not None:
                 self._advance(sequence, part.num_tokens)
                 if part.wants_logits:
-                    emission = self._sample(sequence, logits[output])
+                    of_row = tokens[output] if logits is None else logits[output]
+                    emission = self._sample(sequence, of_row)
                     self._landed += [emission] if emission else []
             output += part.wants_logits
 
@@ -154,7 +205,8 @@ class Engine:
                 f"{len(sequence.tokens)} tokens were given, the context holds {self.context}: "
                 "load the model with a larger context"
             )
-        self._land()
+        while self._flights:
+            self._land()
         shapes = self._runner.shapes
         if self._num_running() >= shapes.sequences:
             raise ResourceError(
@@ -205,7 +257,7 @@ class Engine:
             candidates.append(Candidate(sequence.id, pending, is_admitted))
         return candidates
 
-    def _start(self, slices: tuple[Slice, ...]) -> None:
+    def _start(self, slices: tuple[Slice, ...], *, chooses: bool) -> None:
         sequences = [self._sequences[part.id] for part in slices]
         # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
         for sequence in sequences:
@@ -216,7 +268,7 @@ class Engine:
             self._grow(sequence, part.num_tokens)
             batch.append(Rows(sequence, part.num_tokens, int(part.wants_logits)))
         self._evaluations += 1
-        self._runner.start(batch)
+        self._runner.start(batch, chooses=chooses)
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.tables = tuple(
@@ -250,12 +302,16 @@ class Engine:
             for number in range(full, num_full):
                 self._prefixes.keep(sequence.tables[0].blocks[number], sequence.links[number])
 
-    def _sample(self, sequence: Sequence, logits: NDArray[np.float32]) -> Emission | None:
+    def _sample(self, sequence: Sequence, given: NDArray[np.float32] | int) -> Emission | None:
+        """Take the token of some logits, or one that the device chose."""
         if sequence.max_tokens == 0 or sequence.sampler is None:
             self._finish(sequence, FinishReason.LENGTH)
             return None
         try:
-            token = sequence.sampler.sample(logits, len(sequence.tokens))
+            if isinstance(given, int):
+                token = _chosen(given)
+            else:
+                token = sequence.sampler.sample(given, len(sequence.tokens))
             sequence.sampler.accept(token)
         except Exception as error:  # this sequence is lost, its neighbours are not
             self._lose(sequence)
@@ -303,6 +359,20 @@ def _pools(groups: tuple[GroupSpec, ...]) -> tuple[tuple[BlockPool, ...], Prefix
         pool = PrefixPool(groups[0].num_blocks)
         return (pool,), pool
     return tuple(BlockPool(group.num_blocks) for group in groups), None
+
+
+def _chosen(token: int) -> int:
+    """Return the token that the device chose.
+
+    Raises:
+        ModelError: if there was none to choose.
+    """
+    if token < 0:
+        raise ModelError(
+            "the model computed a logit that is no finite number; expected finite ones: the "
+            "weights are damaged or overflow, try another quantization of the model"
+        )
+    return token
 
 
 def _translated(error: Exception) -> CorralError:

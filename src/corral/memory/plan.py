@@ -15,11 +15,14 @@ from corral.memory.stored import WeightsLayout, place_weights
 from corral.memory.traits import DeviceTraits
 from corral.tensor.graph import Graph, ShapeClass
 from corral.tensor.ops import Attend, Op
-from corral.tensor.tensor import Tensor
+from corral.tensor.tensor import Extent, Tensor
 
 COUNTS = "counts"
 """Name of the staging slot with two I64: rows and outputs of this batch."""
 COUNTS_BYTES = 16
+CHOICE_PARTS = 32
+"""Parts of a row of logits whose greatest are found apart."""
+_PART_BYTES = 8
 ZEROS = "zeros"
 """Name of the staging slot with a zero for each segment of attention, for devices that count."""
 
@@ -33,8 +36,16 @@ class StagingLayout:
 
     offsets: dict[str, int]
     inputs_bytes: int
-    """Of the counts, the zeros and all inputs, which come first."""
+    """Of the counts, the zeros and all inputs of one flight; those of all flights come first."""
+    choices_offset: int
+    """Where the tokens lie that the device chose, for each flight; behind the outputs."""
+    choices_bytes: int
+    """Of one flight."""
     size_bytes: int
+
+    def choices(self, flight: int) -> int:
+        """Return where the host finds the tokens chosen by a flight."""
+        return self.choices_offset + flight * self.choices_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +91,28 @@ class Plan:
         return self.factors_offset + self.factors.size_bytes
 
     @property
-    def scratch_bytes(self) -> int:
-        """Bytes of the arena: values, the workers' workspaces, segments, a copy of the inputs."""
+    def choices_offset(self) -> int:
+        """Where the device keeps the tokens it chose, and what it needs to choose them."""
         inputs = self.staging.inputs_bytes if self.traits.has_own_memory else 0
         return self.inputs_offset + inputs
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the arena: values, workspaces, segments, factors, inputs, choices."""
+        return self.choices_offset + self.choices_bytes
+
+    @property
+    def choices_bytes(self) -> int:
+        """Bytes in the arena for choosing tokens."""
+        rows = choosing_rows(self.graph, self.traits)
+        return self.staging.choices_bytes + rows * CHOICE_PARTS * _PART_BYTES
 
     @property
     def num_records(self) -> int:
         """Records that lowering may take."""
         twice = sum(node.op in self.traits.two_records for node in self.graph)
-        return (len(self.graph) + twice) * len(self.buckets)
+        choosing = 2 if choosing_rows(self.graph, self.traits) else 0
+        return (len(self.graph) + twice + choosing) * len(self.buckets)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -117,7 +140,7 @@ def plan_graph(graph: Graph, traits: DeviceTraits) -> Plan:
         traits,
         scratch,
         lives.owner,
-        _place_staging(graph.leaves(Op.INPUT), graph.outputs, traits),
+        _place_staging(graph.leaves(Op.INPUT), graph, traits),
         _workspace_bytes(graph, traits),
         _segments_bytes(graph, graph.shape_class, traits),
         factor_space(graph, rows) if is_wide else FactorSpace(),
@@ -143,9 +166,14 @@ def _segments_bytes(graph: Graph, shapes: ShapeClass, traits: DeviceTraits) -> i
     return align(segments * max(sizes, default=0), traits.alignment)
 
 
-def _place_staging(
-    inputs: Iterable[Tensor], outputs: Iterable[Tensor], traits: DeviceTraits
-) -> StagingLayout:
+def choosing_rows(graph: Graph, traits: DeviceTraits) -> int:
+    """Return for how many rows of logits at most the device chooses tokens; 0 if it does not."""
+    logits = graph.outputs[0]
+    is_choosing = traits.flights > 1 and logits.extent is Extent.OUTPUTS
+    return logits.shape[0] if is_choosing else 0
+
+
+def _place_staging(inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits) -> StagingLayout:
     offsets = {COUNTS: 0}
     offset = align(COUNTS_BYTES, traits.alignment)
 
@@ -160,7 +188,10 @@ def _place_staging(
         offsets[ZEROS] = offset
         offset += align(4 * traits.segments, traits.alignment)
     inputs_bytes = place(inputs)
-    return StagingLayout(offsets, inputs_bytes, place(outputs if traits.has_own_memory else ()))
+    offset = inputs_bytes * traits.flights
+    end = place(graph.outputs if traits.has_own_memory else ())
+    choices = align(4 * choosing_rows(graph, traits), traits.alignment)
+    return StagingLayout(offsets, inputs_bytes, end, choices, end + traits.flights * choices)
 
 
 def place_state(states: Iterable[Tensor], traits: DeviceTraits) -> StateLayout:
@@ -224,7 +255,7 @@ def resized_footprint(model: ModelPlan, shapes: ShapeClass, resize: Resize) -> d
         assert replace(plan.graph.shape_class, blocks=shapes.blocks) == shapes
         inputs = map(resize, plan.graph.leaves(Op.INPUT))
         segments = _segments_bytes(plan.graph, shapes, traits)
-        staging = _place_staging(inputs, plan.graph.outputs, traits)
+        staging = _place_staging(inputs, plan.graph, traits)
         return replace(plan, staging=staging, segments_bytes=segments)
 
     states = (resize(t) for plan in model.plans for t in plan.graph.leaves(Op.STATE))

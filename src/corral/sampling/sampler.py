@@ -72,6 +72,11 @@ class Sampler:
             candidates = step.apply(candidates, position)
         return steps.draw(candidates, uniform(self.seed, position))
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether it takes the likeliest token of the logits as they are."""
+        return self._chain.is_greedy and not self._chain.edits and self.params.logprobs is None
+
     def accept(self, token: int) -> None:
         """Note that a token was added to the sequence."""
         self._history.append(token)

@@ -2,6 +2,7 @@
 
 import pytest
 
+import engines
 from corral.contract.messages import FinishReason, SamplingParams
 from corral.engine.engine import Engine
 from corral.errors import ContextExceeded, InternalError, InvalidArgument, ModelError
@@ -25,10 +26,12 @@ from engines import (
 from token_memory import VOCABULARY, TokenMemory
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["in-turn", "ahead"])
-def is_ahead(request, monkeypatch):
-    """Let evaluations run while the caller goes on, or not."""
-    monkeypatch.setattr(TokenMemory, "is_asynchronous", request.param)
+@pytest.fixture(autouse=True, params=["in-turn", "ahead", "fed"])
+def order(request, monkeypatch):
+    """Evaluations in turn, while the caller goes on, or fed with tokens the device chose."""
+    monkeypatch.setattr(TokenMemory, "is_asynchronous", request.param != "in-turn")
+    if request.param == "fed":
+        monkeypatch.setitem(engines.DEFAULTS, "temperature", 0.0)
     return request.param
 
 
@@ -203,12 +206,12 @@ class FailingMemory(TokenMemory):
 
     failures = frozenset({2, 3})
 
-    def start(self, batch):
+    def start(self, batch, **options):
         """Fail, or run."""
         self.count = getattr(self, "count", 0) + 1
         if self.count in self.failures:
             raise InternalError("the device failed")
-        super().start(batch)
+        super().start(batch, **options)
 
 
 def test_a_failed_evaluation_changes_nothing():

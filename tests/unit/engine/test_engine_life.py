@@ -27,12 +27,14 @@ class Life(RuleBasedStateMachine):
         max_tokens=st.integers(0, 40),
         seed=st.integers(0, 1),
         reuse=st.booleans(),
+        temperature=st.sampled_from([0.0, 0.8]),
     )
-    def submit(self, beginning, rest, max_tokens, seed, reuse):
+    def submit(self, beginning, rest, max_tokens, seed, reuse, temperature):
         """Queue a prompt that may begin like others."""
         prompt = beginning + rest
-        sequence = submit(self.engine, prompt, max_tokens, seed=seed, reuse=reuse)
-        self.sequences.append((sequence, alone(prompt, max_tokens, seed)))
+        options = {"seed": seed, "temperature": temperature}
+        sequence = submit(self.engine, prompt, max_tokens, reuse=reuse, **options)
+        self.sequences.append((sequence, alone(prompt, max_tokens, **options)))
 
     @rule(count=st.integers(1, 20))
     def step(self, count):

@@ -610,7 +610,7 @@ class TestFailures:
         """What a device raises reaches the reader; the model can be used if the device can."""
         expected = list(model.generate("Hi", max_tokens=5, sampling=SEEDED))
 
-        def fail(*_):
+        def fail(*_, **options):
             raise InternalError("the device failed")
 
         with monkeypatch.context() as patch:

@@ -243,7 +243,7 @@ def test_a_refusal_has_its_numbers():
     ("sizes", "wish", "advice"),
     [
         ((48,), {"context": 131_072}, "it fits with --context 12000"),
-        ((48,), {"context": 20_000}, "--context 12000 or --kv-type q8_0"),
+        ((48,), {"context": 22_000}, "--context 12000 or --kv-type q8_0"),
         ((48,), {"context": 8192, "parallel": 8}, "--context 1472 or --parallel 1"),
         ((44,), {"parallel": 256, "context": 8192}, "use a file with fewer bits"),
         ((20, 20), {}, "the weights alone take 42.6 GiB"),

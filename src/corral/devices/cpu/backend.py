@@ -15,6 +15,7 @@ from corral.devices.cpu.rules import RULES, pack_spec
 from corral.devices.cpu.team import ThreadTeam
 from corral.devices.host import array_at
 from corral.devices.staging import Staging
+from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
 from corral.memory.stored import StoredSlot
@@ -75,7 +76,14 @@ class CpuBackend(Closing):
         """Store rows as the device does."""
         self._device.upload(slot, weights, first_row, data)
 
-    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: int,
+        *,
+        chooses: bool = False,
+    ) -> None:
         """Evaluate one batch before returning.
 
         Raises:
@@ -87,6 +95,10 @@ class CpuBackend(Closing):
         program.buffers.require_open()
         program.staging.write(inputs, outputs)
         self._team.run(program.address, program.num_records)
+
+    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
+        """Refuse: who asks has the logits."""
+        raise InternalError("this backend computes logits before it returns, and chooses no tokens")
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Return rows of an output, in the scratch arena; valid until the next run.

@@ -21,6 +21,8 @@ LEAST_BLOCKS = 4
 MOST_HEADS = 8
 """Query heads of one thread block."""
 _THREADS = 128
+_LARGE_HEAD = 128
+"""Larger heads leave tensor cores' kernels room for half as many threads; `kWarpsOf`."""
 GROUP = 32
 """Columns of a group of codes."""
 PLANES = {DType.A8: 1, DType.A16: 2}
@@ -140,14 +142,17 @@ def partial_bytes(attend: Attend, rows: int) -> int:
     return rows * attend.heads * (attend.head_dim + 2) * 4
 
 
-def attention_splits(attend: Attend, rows: int, blocks: int, scratch_bytes: int) -> int:
+def attention_splits(
+    attend: Attend, rows: int, blocks: int, scratch_bytes: int, *, wanted_blocks: int = SEGMENTS
+) -> int:
     """Return in how many parts the positions of a row are cut.
 
-    As many as fill the card, as there are blocks to share, and as fit the scratch.
+    As many as fill the card with so many thread blocks, as there are blocks of the cache to share,
+    and as fit the scratch.
     """
     seen = blocks if attend.window is None else min(blocks, -(-attend.window // 32) + 1)
     whole = rows * (attend.heads // heads_of_block(attend))
-    wanted = -(-SEGMENTS // whole)
+    wanted = max(1, wanted_blocks // whole)
     fitting = scratch_bytes // partial_bytes(attend, rows)
     return max(1, min(wanted, -(-seen // LEAST_BLOCKS), fitting, MOST_SPLITS))
 
@@ -172,7 +177,15 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
     attend = node.attributes
     assert isinstance(attend, Attend)
     rows, blocks = at.rows(node), node.sources[4].columns
-    splits = attention_splits(attend, rows, blocks, at.plan.segments_bytes)
+    is_tiled, is_large = appended.dtype in _TILES, attend.head_dim > _LARGE_HEAD
+    threads = 2 * _THREADS if is_tiled and not is_large else _THREADS
+    splits = attention_splits(
+        attend,
+        rows,
+        blocks,
+        at.plan.segments_bytes,
+        wanted_blocks=SEGMENTS * _THREADS // threads,
+    )
     fields = _fields(at, node, attend, result) | {
         "partials": at.segments,
         "counters": at.counters,
@@ -180,12 +193,12 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
         "planes": PLANES.get(result.dtype, 0),
     }
     heads, windowed = heads_of_block(attend), attend.window is not None
-    stem = "attention_mma" if appended.dtype in _TILES else "attention"
+    stem = "attention_mma" if is_tiled else "attention"
     kind = (_CACHES | _TILES)[appended.dtype]
     shape = (attend.head_dim, heads, windowed, attend.softcap is not None)
     instance = Instance.of(stem, stem, kind, *shape)
     grid = (attend.heads // heads, splits, rows)
-    return (Launch(instance, grid, (_THREADS, 1, 1), fields),)
+    return (Launch(instance, grid, (threads, 1, 1), fields),)
 
 
 def _fields(at: Binding, node: Tensor, attend: Attend, result: Tensor) -> dict[str, int]:

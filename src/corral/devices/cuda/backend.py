@@ -1,12 +1,15 @@
 """Runs programs on a card: a stream, the kernels that programs need, graphs of whole evaluations.
 
-    run:   inputs ──▶ pinned staging ──▶ the arena's copy ──▶ launches ──▶ outputs ──▶ staging
-                                         └────── one graph, small buckets ──────┘
-    read:  waits for the event behind the outputs
+    run:      inputs ──▶ pinned staging ──▶ the arena's copy ──▶ launches ──▶ outputs ──▶ staging
+                                                                 └─ one graph, small buckets
+    read:     waits for the event behind the outputs
+    choices:  the same, where only the likeliest tokens were wanted; a second evaluation, whose
+              tokens are these, may be under way meanwhile
 
 Everything here lives in the device's context, which is kept from the first launch on.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -29,7 +32,8 @@ from corral.devices.cuda.traits import DECODE_BUCKETS
 from corral.devices.cuda.uploading import Uploading
 from corral.devices.cuda.weight_rules import pack
 from corral.devices.host import array_at
-from corral.devices.staging import Staging
+from corral.devices.staging import Counts, Staging
+from corral.errors import InternalError
 from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
@@ -60,12 +64,15 @@ class CudaBackend(Closing):
             stack.enter_context(device.hold())
             self._context.keep()
             self._stream = self._own(stack, "stream")
-            self._done = self._own(stack, "event")
+            self._events = [self._own(stack, "event") for _ in range(device.traits.flights)]
             self._modules = Modules(self._context, self._driver)
             stack.callback(self._modules.close)
             self._uploading = Uploading(self._context, self._driver, self._load)
             stack.callback(self._uploading.close)
             self._closing = stack.pop_all()
+        self._under_way: deque[int] = deque()
+        """Flights that were started and not read, by number."""
+        self._next_flight = 0
         self.is_closed = False
 
     def _own(self, stack: ExitStack, kind: str) -> Owned:
@@ -93,7 +100,8 @@ class CudaBackend(Closing):
         chip = chip_of(self._context.facts, self._driver)
         lowered = {bucket: lower_plan(plan, buffers, bucket, chip) for bucket in plan.buckets}
         self._load(_instances(lowered.values(), buffers), progress)
-        staging = Staging(plan, buffers)
+        flights = range(plan.traits.flights)
+        stagings = tuple(Staging(plan, buffers, flight) for flight in flights)
         with self._context.current(self._stream):
             passes = tuple(
                 Pass(
@@ -102,7 +110,7 @@ class CudaBackend(Closing):
                 )
                 for bucket, launches in lowered.items()
             )
-        program = CudaProgram(plan, buffers, staging, passes)
+        program = CudaProgram(plan, buffers, stagings, passes)
         self._capture(program)
         return program
 
@@ -119,24 +127,20 @@ class CudaBackend(Closing):
         for each in program.passes:
             if each.bucket <= last and each.bucket in (*DECODE_BUCKETS, last):
                 with deferred:
-                    each.graph = capture(
-                        each,
-                        self._context,
-                        self._driver,
-                        self._stream.handle,
-                        before=lambda: self._copy_inputs(program),
-                    )
+                    each.graph = capture(each, self._context, self._driver, self._stream.handle)
                     self._closing.callback(each.graph.close)
                 with self._context.current(each.graph):
                     self._driver.upload_executable(each.graph.handle, self._stream.handle)
 
-    def _copy_inputs(self, program: CudaProgram) -> None:
-        to, source = program.buffers.inputs_address(program.plan), program.buffers.staging.address
-        size = program.plan.staging.inputs_bytes
-        self._driver.enqueue_to_device(to, source, size, self._stream.handle)
-
-    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
-        """Put one evaluation into the stream; the one before must have been read.
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: int,
+        *,
+        chooses: bool = False,
+    ) -> None:
+        """Put one evaluation into the stream; two may be under way if both choose tokens.
 
         Raises:
             CapacityExceeded: if an input is larger than the plan.
@@ -147,25 +151,42 @@ class CudaBackend(Closing):
         self._require_open()
         assert isinstance(program, CudaProgram)
         program.buffers.require_open()
-        counts = program.staging.write(inputs, outputs)
-        each, stream = program.pass_for(counts.rows), self._stream.handle
+        if len(self._under_way) == len(self._events):
+            raise InternalError("as many evaluations are under way as there may be: read one first")
+        flight, driver, stream = self._next_flight, self._driver, self._stream.handle
+        staging = program.stagings[flight]
+        counts = staging.write(inputs, outputs)
+        each = program.pass_for(counts.rows)
+        to, size = program.buffers.inputs_address(program.plan), program.plan.staging.inputs_bytes
         with self._context.current(self._stream):
+            driver.enqueue_to_device(to, staging.address, size, stream)
             if each.graph is not None:
-                self._driver.launch_executable(each.graph.handle, stream)
+                driver.launch_executable(each.graph.handle, stream)
             else:
-                self._copy_inputs(program)
                 for launch in each.launches:
                     launch()
-            self._copy_outputs(program, counts.outputs)
-            self._driver.record_event(self._done.handle, stream)
+            self._copy_results(program, flight, counts, chooses=chooses)
+            driver.record_event(self._events[flight].handle, stream)
+        self._under_way.append(flight)
+        self._next_flight = (flight + 1) % len(self._events)
 
-    def _copy_outputs(self, program: CudaProgram, rows: int) -> None:
+    def _copy_results(
+        self, program: CudaProgram, flight: int, counts: Counts, *, chooses: bool
+    ) -> None:
+        """Put copies to staging into the stream: of the chosen tokens, or of the outputs."""
         plan, buffers = program.plan, program.buffers
+        staging, stream = buffers.staging.address, self._stream.handle
+        if chooses:
+            to = staging + plan.staging.choices(flight)
+            size = 4 * counts.outputs
+            self._driver.enqueue_to_host(to, buffers.choices_address(plan), size, stream)
+            return
         for tensor in plan.graph.outputs:
-            to = buffers.staging.address + plan.staging.offsets[tensor.name]
-            source, size = buffers.address(plan, tensor), rows * tensor.row_bytes
+            size = counts.of(tensor) * tensor.row_bytes
             if size:
-                self._driver.enqueue_to_host(to, source, size, self._stream.handle)
+                to = staging + plan.staging.offsets[tensor.name]
+                source = buffers.address(plan, tensor)
+                self._driver.enqueue_to_host(to, source, size, stream)
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Wait for the evaluation and return rows of an output, in staging; valid until `run`.
@@ -174,13 +195,32 @@ class CudaBackend(Closing):
             Closed: after close(), or after a buffer of the model was closed.
             DeviceFault: if the device failed; this process cannot use it any more.
         """
-        self._require_open()
         assert isinstance(program, CudaProgram)
-        program.buffers.require_open()
-        self._driver.synchronize_event(self._done.handle)
+        self._wait(program)
         plan, buffers = program.plan, program.buffers
         address = buffers.staging.address + plan.staging.offsets[tensor.name]
         return array_at(address, (rows, tensor.columns), np.float32)
+
+    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
+        """Wait for the oldest evaluation that was not read and return the tokens it chose.
+
+        Raises:
+            Closed, DeviceFault: as `read`.
+        """
+        assert isinstance(program, CudaProgram)
+        flight = self._wait(program)
+        address = program.buffers.staging.address + program.plan.staging.choices(flight)
+        return array_at(address, (rows,), np.int32)
+
+    def _wait(self, program: CudaProgram) -> int:
+        """Wait for the oldest flight and return its number; a read one may be read again."""
+        self._require_open()
+        program.buffers.require_open()
+        if not self._under_way:
+            return (self._next_flight - 1) % len(self._events)
+        flight = self._under_way.popleft()
+        self._driver.synchronize_event(self._events[flight].handle)
+        return flight
 
     def upload(
         self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int

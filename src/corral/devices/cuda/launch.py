@@ -80,6 +80,11 @@ class Binding(BoundPlan):
         return self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[ZEROS]
 
     @property
+    def choices(self) -> int:
+        """The address of the tokens that the evaluation before chose."""
+        return self.buffers.choices_address(self.plan)
+
+    @property
     def factors(self) -> int:
         """The address of the plan's scratch for factors of products."""
         return self.buffers.scratch.address + self.plan.factors_offset

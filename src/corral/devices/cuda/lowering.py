@@ -6,8 +6,9 @@ from corral.devices.base import ModelBuffers
 from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.narrow import narrow
 from corral.devices.cuda.prefill_launch import Chip
+from corral.devices.cuda.weight_rules import argmax
 from corral.devices.cuda.wide import lower_wide
-from corral.memory.plan import Plan
+from corral.memory.plan import Plan, choosing_rows
 from corral.tensor.steps import steps
 
 
@@ -19,5 +20,22 @@ def lower_plan(plan: Plan, buffers: ModelBuffers, bucket: int, chip: Chip) -> tu
     """
     at = Binding(plan, buffers, bucket)
     if 0 < plan.traits.narrow_rows < bucket:
-        return lower_wide(at, chip, partial(narrow, chip=chip))
-    return tuple(launch for step in steps(plan.graph) for launch in narrow(at, step, chip))
+        return (*lower_wide(at, chip, partial(narrow, chip=chip)), *_choosing(at))
+    launches = (launch for step in steps(plan.graph) for launch in narrow(at, step, chip))
+    return (*launches, *_choosing(at))
+
+
+def _choosing(at: Binding) -> tuple[Launch, ...]:
+    """Return the launches that find the likeliest token of each row of logits."""
+    plan = at.plan
+    if choosing_rows(plan.graph, plan.traits) == 0:
+        return ()
+    logits = plan.graph.outputs[0]
+    return argmax(
+        at.address(logits),
+        at.count(logits),
+        at.rows(logits),
+        logits.columns,
+        scratch=at.choices + plan.staging.choices_bytes,
+        tokens=at.choices,
+    )

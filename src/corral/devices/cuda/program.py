@@ -7,8 +7,7 @@ rows of a batch ──▶ bucket ──▶ Pass ─┬─▶ launches, one call 
 import ctypes
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from corral.devices.base import ModelBuffers
 from corral.devices.cuda.context import DeviceContext, Owned
@@ -29,7 +28,7 @@ class Pass:
     bucket: int
     launches: tuple[PreparedLaunch, ...]
     graph: Owned | None = None
-    """Executable of all of them and the copy of the inputs, where they were captured."""
+    """Executable of all of them, where they were captured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,10 +37,10 @@ class CudaProgram:
 
     plan: Plan
     buffers: ModelBuffers
-    staging: Staging
+    stagings: tuple[Staging, ...]
+    """One a flight; flights take turns."""
     passes: tuple[Pass, ...]
     """By bucket, ascending."""
-    closing: ExitStack = field(default_factory=ExitStack)
 
     def pass_for(self, rows: int) -> Pass:
         """Return the pass of the smallest bucket that holds so many rows."""
@@ -73,15 +72,12 @@ def capture(
     context: DeviceContext,
     driver: Driver,
     stream: int,
-    *,
-    before: PreparedLaunch,
 ) -> Owned:
-    """Return an executable graph of what goes before a pass, and of its launches."""
+    """Return an executable graph of a pass."""
 
     def make() -> int:
         driver.begin_capture(stream)
         try:
-            before()
             for launch in each.launches:
                 launch()
         finally:

@@ -53,6 +53,7 @@ def _embed(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     fields = {
         "tokens": at.address(tokens),
         "count": at.count(node),
+        "chosen": at.choices,
         "table": at.address(table),
         "out": at.address(node),
         "out_stride": node.row_bytes,

@@ -30,6 +30,7 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         two_records=frozenset({Op.ATTENTION}),
         narrow_rows=DECODE_BUCKETS[-1],
         buckets=DECODE_BUCKETS + _PREFILL_BUCKETS,
+        flights=2,
         chunk_tokens=2048,
         loading_bytes=64 << 20,
         readers=8,

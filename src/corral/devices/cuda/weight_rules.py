@@ -2,6 +2,7 @@
 
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Launch, ceil_divide
+from corral.memory.plan import CHOICE_PARTS
 from corral.quant.packed import CPU_INTERLEAVE, SPAN
 from corral.quant.types import DType
 
@@ -27,7 +28,7 @@ def pack(dtype: DType, source: int, target: int, rows: int, columns: int) -> Lau
     return Launch(instance, grid, (_PACK_THREADS, 1, 1), fields)
 
 
-ARGMAX_PARTS = 32
+ARGMAX_PARTS = CHOICE_PARTS
 """Thread blocks that share a row of logits."""
 _ARGMAX_THREADS = 512
 

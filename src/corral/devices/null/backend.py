@@ -11,6 +11,7 @@ from corral.devices.base import Device, ModelBuffers, Program, Progress
 from corral.devices.closing import Closing
 from corral.devices.null.traffic import traffic
 from corral.devices.staging import count
+from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
 from corral.memory.stored import StoredSlot
@@ -71,7 +72,14 @@ class NullBackend(Closing):
         """Store rows as the device does."""
         self._device.upload(slot, weights, first_row, data)
 
-    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: int,
+        *,
+        chooses: bool = False,
+    ) -> None:
         """Check and count one evaluation.
 
         Raises:
@@ -91,6 +99,10 @@ class NullBackend(Closing):
             bytes_moved=before.bytes_moved
             + sum(traffic(node, layout, inputs, counts) for node in graph),
         )
+
+    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
+        """Refuse: who asks has the logits."""
+        raise InternalError("this backend computes logits before it returns, and chooses no tokens")
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Return zeros of the shape asked for.

@@ -13,6 +13,7 @@ from corral.devices.host import array_at
 from corral.devices.reference.ops import KERNELS, Kernel
 from corral.devices.reference.storage import tensor_array
 from corral.devices.staging import Counts, Staging
+from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
 from corral.memory.stored import StoredSlot
@@ -84,7 +85,14 @@ class ReferenceBackend(Closing):
         """Store rows as the device does."""
         self._device.upload(slot, weights, first_row, data)
 
-    def run(self, program: Program, inputs: Mapping[str, NDArray[Any]], outputs: int) -> None:
+    def run(
+        self,
+        program: Program,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: int,
+        *,
+        chooses: bool = False,
+    ) -> None:
         """Evaluate one batch before returning.
 
         Raises:
@@ -97,6 +105,10 @@ class ReferenceBackend(Closing):
         counts = program.staging.write(inputs, outputs)
         for step in program.steps:
             step.run(counts)
+
+    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
+        """Refuse: who asks has the logits."""
+        raise InternalError("this backend computes logits before it returns, and chooses no tokens")
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Return rows of an output, in the scratch arena; valid until the next run.

@@ -1,4 +1,5 @@
-// The greedy token of each row of logits: the first of the greatest. NaN is never the greatest.
+// The likeliest token of each row of logits, the first of equal ones; −1 if the greatest logit is no
+// finite number, which NaN anywhere makes it.
 #include "include/common.cuh"
 
 namespace corral {
@@ -13,10 +14,12 @@ struct ArgmaxFields {
 
 constexpr int kArgmaxThreads = 512;
 
-// A number that grows with the value, and with equal values falls with the index; never 0.
+constexpr uint32_t kLeastFinite = 0x00800000u, kGreatestFinite = 0xFF7FFFFFu;  // as keys order them
+
+// A number that grows with the value, NaN above all, and with equal values falls with the index.
 __device__ __forceinline__ uint64_t key_of(float value, uint32_t index) {
   const uint32_t bits = __float_as_uint(value);
-  const uint32_t ordered = value != value ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const uint32_t ordered = value != value ? 0xFFFFFFFFu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   // −0 and +0 are equal
   return static_cast<uint64_t>(value == 0.0f ? 0x80000000u : ordered) << 32 | (0xFFFFFFFFu - index);
 }
@@ -50,7 +53,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax(__grid_constant__ const
   uint64_t key = 0;
 #pragma unroll 4
   for (int64_t i = first + threadIdx.x; i < end; i += kArgmaxThreads) {
-    float v[4] = {not_a_number(), not_a_number(), not_a_number(), not_a_number()};
+    float v[4] = {-infinity(), -infinity(), -infinity(), -infinity()};
     if (4 * i + 4 <= f.vocabulary) {
       const float4 four = load4<IsAligned>(row + 4 * i);
       v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
@@ -82,9 +85,9 @@ __global__ void __launch_bounds__(kWarp) argmax_merge(__grid_constant__ const Ar
     key = one > key ? one : key;
   }
   key = block_max(key);
-  if (threadIdx.x == 0) {
-    f.tokens[blockIdx.x] = static_cast<int32_t>(0xFFFFFFFFu - static_cast<uint32_t>(key));
-  }
+  const uint32_t value = key >> 32, token = 0xFFFFFFFFu - static_cast<uint32_t>(key);
+  const bool is_finite = value >= kLeastFinite && value <= kGreatestFinite;
+  if (threadIdx.x == 0) f.tokens[blockIdx.x] = is_finite ? static_cast<int32_t>(token) : -1;
 }
 
 }  // namespace corral

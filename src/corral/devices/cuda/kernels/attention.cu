@@ -8,6 +8,9 @@
 
 namespace corral {
 
+constexpr int kAttentionThreads = 128;
+constexpr int kAttentionWarps = kAttentionThreads / kWarp;
+
 constexpr int next_power(int v) {
   int power = 1;
   while (power < v) power *= 2;
@@ -146,7 +149,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     }
     store_value<HeadDim>(f, row, first_head + h, parts, blockIdx.y, d, whole, value);
   }
-  fold_parts<HeadDim, Heads>(f, row, parts);
+  fold_parts<HeadDim, Heads, kAttentionWarps>(f, row, parts);
 }
 
 }  // namespace corral

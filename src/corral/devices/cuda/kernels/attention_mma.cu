@@ -152,14 +152,16 @@ struct WarpAttention {
       }
     }
     if constexpr (kIsEarly) load_values(mixed, is_seen, v);
-    float scores[4] = {};  // token g: heads 2t, 2t + 1; token g + 8: the same
+    float scores[4] = {}, others[4] = {};  // token g: heads 2t, 2t + 1; token g + 8: the same
 #pragma unroll
     for (int s = 0; s < 2 * kKeySteps; s++) {
       const uint4 &low = k[s / 2][0], &high = k[s / 2][1];
       const uint32_t a[4] = {word_of(low, s % 2 * 2), word_of(high, s % 2 * 2),
                              word_of(low, s % 2 * 2 + 1), word_of(high, s % 2 * 2 + 1)};
-      Multiply::of(scores, a, q[s]);
+      Multiply::of(s % 2 ? others : scores, a, q[s]);  // two sums, that none waits for the other
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++) scores[i] += others[i];
     uint32_t weights[2];
     weigh(f, scores, is_seen(g), is_seen(g + 8), weights);
     if constexpr (!kIsEarly) load_values(mixed, is_seen, v);
@@ -203,13 +205,18 @@ struct WarpAttention {
   }
 };
 
+// Enough that the tokens of a short part are taken in side by side; large heads leave room for few.
+template <int HeadDim>
+constexpr int kWarpsOf = HeadDim <= 128 ? 8 : 4;
+
 template <class Tiles, int HeadDim, int Heads, bool IsWindowed, bool IsCapped>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kWarp * kWarpsOf<HeadDim>)
     attention_mma(__grid_constant__ const AttentionFields f) {
   using Warp = WarpAttention<Tiles, HeadDim, Heads, IsWindowed, IsCapped>;
   static_assert(Heads <= kHeads, "heads are the columns of one product");
-  __shared__ Seen all_seen[kAttentionWarps][kHeads];
-  __shared__ float all_values[kAttentionWarps][kHeads][HeadDim];
+  constexpr int kWarps = kWarpsOf<HeadDim>, kSteps = kBlockTokens / kTokens;  // steps of a block
+  __shared__ Seen all_seen[kWarps][kHeads];
+  __shared__ float all_values[kWarps][kHeads][HeadDim];
   launch_dependents();
   const int64_t row = blockIdx.z;
   const bool is_inside = row < *f.count;
@@ -225,21 +232,17 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const int32_t* table = row_at(f.tables, f.tables_stride, f.sequences[row]);
   const int64_t head_bytes = kBlockTokens * Warp::kRowBytes;
 
-  const int blocks_end = (end + kBlockTokens - 1) / kBlockTokens;
-  int b = first / kBlockTokens + warp_id(), number = b < blocks_end ? table[b] : 0;
+  const int steps_end = (end + kTokens - 1) / kTokens;
+  int step = first / kTokens + warp_id(), number = step < steps_end ? table[step / kSteps] : 0;
   wait_for_previous();
   Warp warp;
   warp.begin(f, row, first_head);
-  for (; b < blocks_end; b += kAttentionWarps) {
+  for (; step < steps_end; step += kWarps) {
     const int64_t head = static_cast<int64_t>(number) * 2 * f.kv_heads + kv_head;
-    if (b + kAttentionWarps < blocks_end) number = table[b + kAttentionWarps];
-    const unsigned char* keys = f.state + head * head_bytes;
-    const unsigned char* mixed = keys + f.kv_heads * head_bytes;
-#pragma unroll
-    for (int i = 0; i < kBlockTokens / kTokens; i++) {
-      const int64_t skipped = i * kTokens * Warp::kRowBytes;
-      warp.add(f, keys + skipped, mixed + skipped, b * kBlockTokens + i * kTokens, first, end);
-    }
+    if (step + kWarps < steps_end) number = table[(step + kWarps) / kSteps];
+    const unsigned char* keys =
+        f.state + head * head_bytes + step % kSteps * kTokens * Warp::kRowBytes;
+    warp.add(f, keys, keys + f.kv_heads * head_bytes, step * kTokens, first, end);
   }
 
   const int g = warp.g, t = warp.t;
@@ -256,21 +259,21 @@ __global__ void __launch_bounds__(kAttentionThreads)
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < Heads * HeadDim; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < Heads * HeadDim; i += kWarps * kWarp) {
     const int h = i / HeadDim, d = i % HeadDim;
     Seen whole = {-infinity(), 0.0f};
     float value = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kAttentionWarps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
+    for (int w = 0; w < kWarps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
 #pragma unroll
-    for (int w = 0; w < kAttentionWarps; w++) {
+    for (int w = 0; w < kWarps; w++) {
       const float weight = weight_of(all_seen[w][h].most, whole.most);
       whole.sum += weight * all_seen[w][h].sum;
       value += weight * all_values[w][h][d];
     }
     store_value<HeadDim>(f, row, first_head + h, parts, split, d, whole, value);
   }
-  fold_parts<HeadDim, Heads>(f, row, parts);
+  fold_parts<HeadDim, Heads, kWarps>(f, row, parts);
 }
 
 }  // namespace corral

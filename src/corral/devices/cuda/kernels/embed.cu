@@ -6,6 +6,7 @@ namespace corral {
 struct EmbedFields {
   const int32_t* tokens;
   const int64_t* count;
+  const int32_t* chosen;  // by the evaluation before
   const unsigned char* table;
   float* out;
   int64_t out_stride, columns, vocabulary;
@@ -13,14 +14,16 @@ struct EmbedFields {
 };
 
 // Block (row, part of the columns): a thread has four columns of a quantized table, a chunk of one
-// row, or one of a float table. A token outside the table gives its last row.
+// row, or one of a float table. Tokens below 0 stand for those that were chosen before; a token
+// outside the table gives its last row.
 template <class Layout>
 __global__ void __launch_bounds__(128) embed(__grid_constant__ const EmbedFields f) {
   launch_dependents();
   const int64_t count = *f.count;
   wait_for_previous();
   if (blockIdx.x >= count) return;
-  const uint32_t token = f.tokens[blockIdx.x];
+  const int32_t given = f.tokens[blockIdx.x];
+  const uint32_t token = given < 0 ? f.chosen[-1 - given] : given;
   const int64_t chosen = token < f.vocabulary ? token : f.vocabulary - 1;
   const unsigned char* block = f.table + chosen / kRows * Layout::row_block_bytes(f.columns);
   const int row = chosen % kRows;

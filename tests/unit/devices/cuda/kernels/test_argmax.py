@@ -46,9 +46,10 @@ def test_the_first_of_equal_logits_wins():
     assert greedy(logits, 3) == [77, 5000, 0]
 
 
-def test_nan_is_never_the_greatest():
-    """A row with NaN gives the greatest of the others, even if that is -inf."""
-    logits = np.full((2, 100), np.nan)
-    logits[0, 60] = -3.0
-    logits[1, 99] = -np.inf
-    assert greedy(logits, 2) == [60, 99]
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_finite_number_gives_no_token(bad):
+    """NaN anywhere, plus infinity anywhere, or nothing but minus infinity."""
+    logits = np.full((2, 100), -3.0)
+    logits[0] = bad if bad == -np.inf else logits[0]
+    logits[0, 60] = bad
+    assert greedy(logits, 2) == [-1, 0]

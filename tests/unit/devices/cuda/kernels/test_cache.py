@@ -218,8 +218,9 @@ def test_splits():
     llama = attend(32, 8, 128)
     plenty = 1 << 40
     assert attention_splits(llama, 1, 256, plenty) == 33
+    assert attention_splits(llama, 1, 256, plenty, wanted_blocks=132) == 16
     assert attention_splits(llama, 1, 20, plenty) == 5
-    assert attention_splits(llama, 8, 256, plenty) == 5
+    assert attention_splits(llama, 8, 256, plenty) == 4
     assert attention_splits(llama, 512, 256, plenty) == 1
     assert attention_splits(llama, 1, 256, 0) == 1
     assert attention_splits(llama, 1, 256, 5 * partial_bytes(llama, 1)) == 5

@@ -26,8 +26,6 @@ struct AttentionFields {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kLeastBlocks = 4;  // of a part: less is not worth a thread block
 constexpr int kMostSplits = 264;
-constexpr int kAttentionThreads = 128;
-constexpr int kAttentionWarps = kAttentionThreads / kWarp;
 
 // The positions that a row sees, first … end − 1, cut in parts of whole blocks.
 struct Parts {
@@ -98,7 +96,7 @@ __device__ __forceinline__ void store_value(const AttentionFields& f, int64_t ro
 
 // The block that is the last of a row and its heads folds what all of them left, always in the same
 // order. Called by every thread, after its `store_value`.
-template <int HeadDim, int Heads>
+template <int HeadDim, int Heads, int Warps>
 __device__ __forceinline__ void fold_parts(const AttentionFields& f, int64_t row,
                                            const Parts& parts) {
   if (parts.count == 1) return;
@@ -115,7 +113,7 @@ __device__ __forceinline__ void fold_parts(const AttentionFields& f, int64_t row
   if (!is_last) return;
   __threadfence();
   const int64_t first_head = static_cast<int64_t>(blockIdx.x) * Heads;
-  for (int h = warp_id(); h < Heads; h += kAttentionWarps) {
+  for (int h = warp_id(); h < Heads; h += Warps) {
     const float* partial = partial_at<HeadDim>(f, row, first_head + h, 0);
     float most = -infinity(), sum = 0.0f;
     for (int i = lane_id(); i < parts.count; i += kWarp) {
@@ -131,7 +129,7 @@ __device__ __forceinline__ void fold_parts(const AttentionFields& f, int64_t row
     if (lane_id() == 0) totals[h] = sum;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < Heads * HeadDim; i += kAttentionThreads) {
+  for (int i = threadIdx.x; i < Heads * HeadDim; i += Warps * kWarp) {
     const int h = i / HeadDim, d = i % HeadDim;
     const float* partial = partial_at<HeadDim>(f, row, first_head + h, 0) + 2 + d;
     float value = 0.0f;
