@@ -20,7 +20,7 @@ from corral.devices.cuda.traits import cuda_traits
 from corral.devices.cuda.weight_rules import argmax, pack
 from corral.memory.factors import Form
 from corral.models.footprint import Limits, design_model
-from corral.quant.packed import LAYOUTS
+from corral.quant.packed import BY_NAME, LAYOUTS
 from corral.quant.types import DType
 from headers import Sizes
 
@@ -81,9 +81,10 @@ def _lowered():
 def _products():
     for number, layout in enumerate(WEIGHTS):
         batches = ((1, 24), (4, 48), (8, 96))[number % 3]
-        for batch, planes in zip(batches, (1 + number % 2, 1), strict=True):
-            part = Product(layout, (4096,), 4096, batch, planes)
-            yield choose(part, 132, A100.shared_bytes)
+        planes = (1 if BY_NAME[layout].is_float else 1 + number % 2, 1)
+        for each, batch in zip(planes, batches, strict=True):
+            part = Product(layout, (4096,), 4096, batch, each)
+            yield choose(part, A100.multiprocessors, A100.shared_bytes)
     for batch, result in ((4, Result.GATED), (64, Result.GATED_CODES)):
         gated = Product("int4_half", (9728, 9728), 2560, batch, 1, result, "gelu")
         yield choose(gated, 132, H200.shared_bytes)
