@@ -151,7 +151,7 @@ def _plain():
     for dtype, layout in LAYOUTS.items():
         yield _of("matmul", layout.name, "XA8" if dtype.is_quantized else "X32", 8)
     yield _of("matmul", "int6_signed16", "XA16", 1)
-    yield _of("matmul", "int2_unsigned_offset", "X32", 4)
+    yield _of("matmul", LAYOUTS[DType.Q2_K].name, "X32", 4)
 
 
 def _of(name, *arguments):
