@@ -156,7 +156,7 @@ def openings(setting: Setting) -> Iterator[Action]:
             buffer = device.allocate(1 << 20, Lifetime.STATE)
             try:
                 device.memory()
-                if setting.device != GPU:  # which cannot compute yet
+                if setting.device != GPU:  # there, it would keep the context
                     device.backend().close()
             finally:
                 buffer.close()

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from corral import devices
     from corral.contract.messages import FinishReason, SamplingParams
     from corral.devices.reading import DeviceReading
-    from corral.engine.chat import ChatReply
     from corral.engine.generation import Generation
     from corral.engine.metrics import (
         GenerationStatistics,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
         MemoryRow,
         MemoryStatistics,
     )
-    from corral.engine.model import Model
+    from corral.engine.model import ChatReply, Model
     from corral.engine.planning import PlanReport, plan
     from corral.errors import CorralError
     from corral.memory.growth import Slope
@@ -47,7 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ChatReply": "corral.engine.chat",
+    "ChatReply": "corral.engine.model",
     "CorralError": "corral.errors",
     "DeviceReading": "corral.devices.reading",
     "FinishReason": "corral.contract.messages",

@@ -6,6 +6,7 @@ import attention_cases
 import op_cases
 from corral.devices.reference.device import ReferenceDevice
 from corral.quant.types import DType
+from corral.tensor.graph import ShapeClass
 from corral.tensor.rewrite import fuse
 from evaluation import Evaluation, random_weights
 from golden import nmse
@@ -50,3 +51,32 @@ def test_models_agree_with_the_reference(device, name, kv_dtype, window):
         pairs = zip(runs(device, graph, weights), runs(reference, graph, weights), strict=True)
         for actual, expected in pairs:
             assert nmse(actual, expected) <= tolerance
+
+
+LONG = ShapeClass(rows=400, outputs=8, sequences=2, blocks=16)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("kv_dtype", [DType.F16, DType.BF16, DType.Q8_0])
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
+def test_long_prompts_agree_with_the_reference(device, name, kv_dtype, window):
+    """Prompts of many rows, then more rows behind them: through factors and attention in tiles."""
+    dtype = DType[name]
+    sizes = SIZES | {"heads": 4}
+    graph = transformer(LONG, **sizes, dtype=dtype, kv_dtype=kv_dtype, window=window)
+    weights = random_weights(graph)
+
+    def logits(device, graph):
+        with Evaluation(device, graph, weights) as evaluation:
+            for lengths, starts in (((290, 90), (0, 0)), ((150, 40), (290, 90))):
+                yield evaluation.run(**batch(lengths, starts, blocks=16))[0]
+
+    with ReferenceDevice() as reference:
+        expected = list(logits(reference, graph))
+    tolerance = (
+        QUANTIZED_NMSE if dtype.is_quantized else FLOAT_NMSE if dtype is not DType.BF16 else 1e-4
+    )
+    for actual, right in zip(
+        logits(device, fuse(graph, device.traits.fused)), expected, strict=True
+    ):
+        assert nmse(actual, right) <= tolerance

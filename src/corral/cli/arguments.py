@@ -139,7 +139,7 @@ def add_device(
         metavar="NAME",
         type=_computing_device if computes else _device,
         default=default,
-        help=f"where to compute (default: {default})",
+        help=f"where to compute: cpu, cuda:0, a card's UUID (default: {default})",
     )
 
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,14 +19,14 @@ from corral.devices import registry
 from corral.devices.base import Device, Progress
 from corral.engine import checks
 from corral.engine.answers import Answers
-from corral.engine.chat import ChatReply, chat_template
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
 from corral.engine.load import LoadedModel, held_by_driver, load_file
-from corral.engine.metrics import EngineStatistics, MemoryStatistics
+from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
 from corral.engine.options import Options
 from corral.engine.runner import Runner
+from corral.engine.templates import chat_template
 from corral.errors import Closed, ContextExceeded
 from corral.gguf import Metadata, open_model
 from corral.hub.resolve import resolve
@@ -41,6 +42,17 @@ from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
 Messages = Iterable[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """A whole answer and how it came to be; `str()` is its text."""
+
+    text: str
+    statistics: GenerationStatistics
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Model:
@@ -91,7 +103,7 @@ class Model:
 
         Args:
             name: a str; or a Path, which is always that of a file.
-            device: "auto", "cpu" or "reference".
+            device: "auto" (today the CPU), "cpu", "cuda:0", a card's UUID, or "reference".
             context: tokens of one sequence; by default the model's own, at most 4096.
             parallel: sequences at once.
             kv_type: "f16", "bf16", "f32" or "q8_0".

@@ -22,7 +22,7 @@ MOST_HEADS = 8
 """Query heads of one thread block."""
 _THREADS = 128
 _LARGE_HEAD = 128
-"""Larger heads leave tensor cores' kernels room for half as many threads; `kWarpsOf`."""
+"""Larger heads leave no room for twice the threads."""
 GROUP = 32
 """Columns of a group of codes."""
 PLANES = {DType.A8: 1, DType.A16: 2}
@@ -177,8 +177,10 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
     attend = node.attributes
     assert isinstance(attend, Attend)
     rows, blocks = at.rows(node), node.sources[4].columns
-    is_tiled, is_large = appended.dtype in _TILES, attend.head_dim > _LARGE_HEAD
-    threads = 2 * _THREADS if is_tiled and not is_large else _THREADS
+    is_tiled, heads = appended.dtype in _TILES, heads_of_block(attend)
+    whole = rows * (attend.heads // heads)
+    is_spread = is_tiled and attend.head_dim <= _LARGE_HEAD and whole <= SEGMENTS // 2
+    threads = 2 * _THREADS if is_spread else _THREADS
     splits = attention_splits(
         attend,
         rows,
@@ -192,11 +194,12 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
         "splits": splits,
         "planes": PLANES.get(result.dtype, 0),
     }
-    heads, windowed = heads_of_block(attend), attend.window is not None
+    windowed = attend.window is not None
     stem = "attention_mma" if is_tiled else "attention"
     kind = (_CACHES | _TILES)[appended.dtype]
     shape = (attend.head_dim, heads, windowed, attend.softcap is not None)
-    instance = Instance.of(stem, stem, kind, *shape)
+    warps = (threads // 32,) if is_tiled else ()
+    instance = Instance.of(stem, stem, kind, *shape, *warps)
     grid = (attend.heads // heads, splits, rows)
     return (Launch(instance, grid, (threads, 1, 1), fields),)
 

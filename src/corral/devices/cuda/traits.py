@@ -9,6 +9,8 @@ GRANULARITY = 2 << 20
 _RECORD_BYTES = 256
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Rows of batches in which sequences go on by a token each."""
+NARROW_ROWS = 64
+"""Batches of more rows are multiplied sooner through factors than by packed weights."""
 _PREFILL_BUCKETS = (256, 512, 1024, 2048, 4096)
 SEGMENTS = 264
 """Parts of attention that keep a card busy: two for each multiprocessor of an H100 or H200."""
@@ -28,7 +30,7 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         segments=SEGMENTS,
         segment_bytes=8,
         two_records=frozenset({Op.ATTENTION}),
-        narrow_rows=DECODE_BUCKETS[-1],
+        narrow_rows=NARROW_ROWS,
         buckets=DECODE_BUCKETS + _PREFILL_BUCKETS,
         flights=2,
         chunk_tokens=2048,

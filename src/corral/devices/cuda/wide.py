@@ -32,6 +32,7 @@ from corral.devices.cuda.prefill_launch import (
     prepare,
     product,
 )
+from corral.devices.cuda.traits import DECODE_BUCKETS
 from corral.errors import InternalError
 from corral.memory.factors import (
     LEFT_FACTORS,
@@ -98,7 +99,7 @@ class _Wide:
         node = step.nodes[-1]
         if is_wide(step):
             yield from self._products(step)
-        elif node.op is Op.ATTENTION and _is_tiled(node):
+        elif node.op is Op.ATTENTION and self._is_tiled(node):
             yield self._mixed(node, node)
         elif step.is_coded_attention:
             yield from self._coded_attention(*step.nodes)
@@ -164,9 +165,17 @@ class _Wide:
 
     # --- attention ---
 
+    def _is_tiled(self, node: Tensor) -> bool:
+        """Whether rows attend in tiles: rows of a prompt do; others are of a sequence each."""
+        attend = node.attributes
+        assert isinstance(attend, Attend)
+        group = attend.heads // attend.kv_heads
+        is_served = attend.head_dim in _HEAD_DIMS and group <= _MOST_GROUP
+        return is_served and self._at.bucket > DECODE_BUCKETS[-1]
+
     def _coded_attention(self, node: Tensor, codes: Tensor) -> Iterator[Launch]:
         """Yield the launches of attention and of what makes codes of it, one if that may be."""
-        if _is_tiled(node) and self._feeds_products(codes):
+        if self._is_tiled(node) and self._feeds_products(codes):
             yield self._mixed(node, codes)
             return
         for each in (node, codes):
@@ -302,14 +311,6 @@ def _bias(node: Tensor) -> Tensor | None:
     """Return the bias of a product, if it has one."""
     rest = node.sources[3 if node.op is Op.MATMUL_ADD else 2 :]
     return rest[0] if rest else None
-
-
-def _is_tiled(node: Tensor) -> bool:
-    """Whether attention in tiles has a kernel for this node."""
-    attend = node.attributes
-    assert isinstance(attend, Attend)
-    group = attend.heads // attend.kv_heads
-    return attend.head_dim in _HEAD_DIMS and group <= _MOST_GROUP
 
 
 def _launch(kernel: Kernel, order: tuple[str, ...], values: dict[str, int]) -> Launch:

@@ -94,8 +94,18 @@ struct WarpAttention {
   Seen seen[2];  // of heads 2t and 2t + 1; sums are of this lane's tokens only
   int g, t;
 
-  __device__ __forceinline__ void begin(const AttentionFields& f, int64_t row, int64_t first_head) {
+  __device__ __forceinline__ void begin() {
     g = lane_id() / 4, t = lane_id() % 4;
+    seen[0] = seen[1] = {-infinity(), 0.0f};
+#pragma unroll
+    for (int m = 0; m < 4 * kValueSteps; m++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) values[m][e] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void load_queries(const AttentionFields& f, int64_t row,
+                                               int64_t first_head) {
     const float* from = row_at(f.q, f.q_stride, row) + (first_head + g) * HeadDim;
     const float factor = IsCapped ? f.scale.value : f.scale.value * kLog2E;
 #pragma unroll
@@ -109,12 +119,6 @@ struct WarpAttention {
         }
         q[2 * j + i / 2][i % 2] = Multiply::pair(v.x * factor, v.y * factor);
       }
-    }
-    seen[0] = seen[1] = {-infinity(), 0.0f};
-#pragma unroll
-    for (int m = 0; m < 4 * kValueSteps; m++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) values[m][e] = 0.0f;
     }
   }
 
@@ -135,8 +139,11 @@ struct WarpAttention {
   }
 
   // Takes in 16 tokens of a block of the cache; those outside of first … end − 1 are not read.
+  // `meanwhile` is called while they are on their way.
+  template <class Meanwhile>
   __device__ __forceinline__ void add(const AttentionFields& f, const unsigned char* keys,
-                                      const unsigned char* mixed, int at, int first, int end) {
+                                      const unsigned char* mixed, int at, int first, int end,
+                                      Meanwhile meanwhile) {
     const auto is_seen = [&](int token) {
       return at + token < end && (!IsWindowed || at + token >= first);
     };
@@ -152,6 +159,7 @@ struct WarpAttention {
       }
     }
     if constexpr (kIsEarly) load_values(mixed, is_seen, v);
+    meanwhile();
     float scores[4] = {}, others[4] = {};  // token g: heads 2t, 2t + 1; token g + 8: the same
 #pragma unroll
     for (int s = 0; s < 2 * kKeySteps; s++) {
@@ -205,18 +213,16 @@ struct WarpAttention {
   }
 };
 
-// Enough that the tokens of a short part are taken in side by side; large heads leave room for few.
-template <int HeadDim>
-constexpr int kWarpsOf = HeadDim <= 128 ? 8 : 4;
-
-template <class Tiles, int HeadDim, int Heads, bool IsWindowed, bool IsCapped>
-__global__ void __launch_bounds__(kWarp * kWarpsOf<HeadDim>)
+// With many warps the tokens of a short part are taken in side by side; with few, several blocks
+// fit a multiprocessor.
+template <class Tiles, int HeadDim, int Heads, bool IsWindowed, bool IsCapped, int Warps>
+__global__ void __launch_bounds__(kWarp * Warps)
     attention_mma(__grid_constant__ const AttentionFields f) {
   using Warp = WarpAttention<Tiles, HeadDim, Heads, IsWindowed, IsCapped>;
   static_assert(Heads <= kHeads, "heads are the columns of one product");
-  constexpr int kWarps = kWarpsOf<HeadDim>, kSteps = kBlockTokens / kTokens;  // steps of a block
-  __shared__ Seen all_seen[kWarps][kHeads];
-  __shared__ float all_values[kWarps][kHeads][HeadDim];
+  constexpr int kSteps = kBlockTokens / kTokens;  // of a block of the cache
+  __shared__ Seen all_seen[Warps][kHeads];
+  __shared__ float all_values[Warps][kHeads][HeadDim];
   launch_dependents();
   const int64_t row = blockIdx.z;
   const bool is_inside = row < *f.count;
@@ -236,14 +242,18 @@ __global__ void __launch_bounds__(kWarp * kWarpsOf<HeadDim>)
   int step = first / kTokens + warp_id(), number = step < steps_end ? table[step / kSteps] : 0;
   wait_for_previous();
   Warp warp;
-  warp.begin(f, row, first_head);
-  for (; step < steps_end; step += kWarps) {
+  warp.begin();
+  const auto add = [&](auto meanwhile) {
     const int64_t head = static_cast<int64_t>(number) * 2 * f.kv_heads + kv_head;
-    if (step + kWarps < steps_end) number = table[(step + kWarps) / kSteps];
     const unsigned char* keys =
         f.state + head * head_bytes + step % kSteps * kTokens * Warp::kRowBytes;
-    warp.add(f, keys, keys + f.kv_heads * head_bytes, step * kTokens, first, end);
-  }
+    const unsigned char* mixed = keys + f.kv_heads * head_bytes;
+    if (step + Warps < steps_end) number = table[(step + Warps) / kSteps];
+    warp.add(f, keys, mixed, step * kTokens, first, end, meanwhile);
+    step += Warps;
+  };
+  if (step < steps_end) add([&] { warp.load_queries(f, row, first_head); });
+  while (step < steps_end) add([] {});
 
   const int g = warp.g, t = warp.t;
 #pragma unroll
@@ -259,21 +269,21 @@ __global__ void __launch_bounds__(kWarp * kWarpsOf<HeadDim>)
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < Heads * HeadDim; i += kWarps * kWarp) {
+  for (int i = threadIdx.x; i < Heads * HeadDim; i += Warps * kWarp) {
     const int h = i / HeadDim, d = i % HeadDim;
     Seen whole = {-infinity(), 0.0f};
     float value = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
+    for (int w = 0; w < Warps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) {
+    for (int w = 0; w < Warps; w++) {
       const float weight = weight_of(all_seen[w][h].most, whole.most);
       whole.sum += weight * all_seen[w][h].sum;
       value += weight * all_values[w][h][d];
     }
     store_value<HeadDim>(f, row, first_head + h, parts, split, d, whole, value);
   }
-  fold_parts<HeadDim, Heads, kWarps>(f, row, parts);
+  fold_parts<HeadDim, Heads, Warps>(f, row, parts);
 }
 
 }  // namespace corral

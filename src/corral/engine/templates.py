@@ -1,27 +1,13 @@
-"""What chats have beside an answer: the template of a model's file, and a whole reply."""
+"""The chat template that a model's file brings, with the tokens it speaks of."""
 
-from dataclasses import dataclass
-
-from corral.engine.metrics import GenerationStatistics
 from corral.errors import TemplateError
 from corral.gguf import Metadata
 from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class ChatReply:
-    """A whole answer and how it came to be; `str()` is its text."""
-
-    text: str
-    statistics: GenerationStatistics
-
-    def __str__(self) -> str:
-        return self.text
-
-
 def chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
-    """Return the template of a file, which knows the texts of BOS and EOS.
+    """Return the template of the file, which knows the texts of BOS and EOS.
 
     Raises:
         TemplateError: if the file has none.
