@@ -270,13 +270,13 @@ def _must_fail(kind: type[CorralError], act: Callable[[], object]) -> None:
 @contextmanager
 def seeded_leak() -> Iterator[None]:
     """Let every evaluation keep one record, for good: what leak.py must find."""
-    run, kept = Runner.run, []
+    start, kept = Runner.start, []
 
     def leaking(runner, batch):
         kept.append({"rows": len(batch)})
-        return run(runner, batch)
+        start(runner, batch)
 
-    with mock.patch.object(Runner, "run", leaking):
+    with mock.patch.object(Runner, "start", leaking):
         yield
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from corral.devices.cuda.instance import Kernel
 from corral.devices.cuda.matmul_launch import (
-    Launch,
+    HALF_ROWS_FIELDS,
     Product,
     Result,
     half_row_bytes,
@@ -16,7 +17,7 @@ from corral.devices.packing import pack_rows, unpack_rows
 from corral.devices.reference import activations
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
-from emulation import Memory, address, emulate
+from emulation import Memory, address, emulate_kernel
 
 DTYPES = {layout.name: dtype for dtype, layout in LAYOUTS.items()}
 _HALVES = {
@@ -138,18 +139,16 @@ class Case:
     def make_half(self, arch=900):
         """Make the activations F16; the launch that follows has 0 planes."""
         product = self.product
-        launch = half_rows(product)
+        kernel = half_rows(product)
         self.rows = self.memory.empty((product.batch, half_row_bytes(product.columns)), np.uint8)
         out = {"out": address(self.rows), "out_stride": self.rows.strides[0]}
         values = self.values | out | {"columns": product.columns}
-        size = (launch.grid, launch.threads, launch.shared_bytes)
-        emulate(launch.source, launch.name, *size, words(values, launch.fields), arch=arch)
+        emulate_kernel(kernel, words(values, HALF_ROWS_FIELDS), arch)
         self.values |= {"x": address(self.rows), "x_stride": self.rows.strides[0]}
 
-    def run(self, launch: Launch, arch=900):
+    def run(self, kernel: Kernel, arch=900):
         """Run one launch on the emulator."""
-        size = (launch.grid, launch.threads, launch.shared_bytes)
-        emulate(launch.source, launch.name, *size, words(self.values), arch=arch)
+        emulate_kernel(kernel, words(self.values), arch)
         self.memory.check()
 
     def error(self):

@@ -3,6 +3,9 @@
 `emulate("norm", "corral::rms_norm<128>", grid, block, shared_bytes, fields)` runs one launch, or
 raises `EmulationError` with what went wrong (`emulation.hpp` lists what is found). `Memory` holds
 the buffers of a test between guard zones. `needs_emulator` marks tests that need a compiler.
+
+An instance is compiled when it is first run, which takes g++ two seconds; `prepare_missing` needs
+no longer for ten of one file, so tests say before what they will run.
 """
 
 import ctypes
@@ -13,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -28,7 +32,7 @@ KERNELS = Path(corral.__file__).parent / "devices/cuda/kernels"
 _MESSAGE_BYTES = 1024
 _FLAGS = (
     "-std=c++17",
-    "-O2",
+    "-O1",  # -O2 takes twice as long to compile, and makes no test quicker
     "-fPIC",
     "-w",
     "-ffp-contract=fast",
@@ -101,7 +105,14 @@ def library(stem, names, arch=900):
 
 def emulate(stem, name, grid, block, shared_bytes, fields, *, arch=900):
     """Run one launch of one instance; `stem` names the file (or is the path of one)."""
-    library(stem, (name,), arch).run(name, grid, block, shared_bytes, fields)
+    among = _prepared.get((stem, name, arch)) or library(stem, (name,), arch)
+    among.run(name, grid, block, shared_bytes, fields)
+
+
+def emulate_kernel(kernel, fields, arch=900):
+    """Run one launch of a `Kernel`; `fields` are its words in order."""
+    stem, name = kernel.instance.stem, kernel.instance.name
+    emulate(stem, name, kernel.grid, kernel.threads, kernel.shared_bytes, fields, arch=arch)
 
 
 def _three(size):
@@ -111,13 +122,17 @@ def _three(size):
 def _compiled(stem, names, arch):
     path = stem if isinstance(stem, Path) else KERNELS / f"{stem}.cu"
     source = _wrapper(path, names)
-    flags = (*_FLAGS, f"-DCORRAL_ARCH={arch}", f"-I{cuda_headers()}", f"-I{KERNELS}")
+    flags = _flags(arch)
     files = (path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.hpp")))
     target = _cache() / f"{path.stem}-{_digest((source, flags), *files)}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=_cache()) as folder:
             _compile(source, Path(folder), (f"-I{_precompiled(flags)}", *flags), target)
     return target
+
+
+def _flags(arch):
+    return (*_FLAGS, f"-DCORRAL_ARCH={arch}", f"-I{cuda_headers()}", f"-I{KERNELS}")
 
 
 def _digest(what, *files):
@@ -228,22 +243,26 @@ def address(array):
 
 
 _prepared = {}
+_TOGETHER = 6
+"""Instances of one file that are worth another library, if a processor is free for it."""
 
 
-def prepare(stem, names):
-    """Compile instances together, which takes far less time than one by one."""
-    together = library(stem, tuple(names))
-    _prepared.update({(stem, name): together for name in names})
-
-
-def prepare_missing(instances):
-    """Compile those of the instances that were not prepared, file by file."""
+def prepare_missing(instances, arch=900):
+    """Compile those of the instances that were not prepared: together what is of one file."""
     missing = {}
     for instance in instances:
-        if (instance.stem, instance.name) not in _prepared:
-            missing.setdefault(instance.stem, set()).add(instance.name)
+        if (instance.stem, instance.name, arch) not in _prepared:
+            missing.setdefault(instance.stem, {})[instance.name] = None
+    parts = []
     for stem, names in missing.items():
-        prepare(stem, sorted(names))
+        number = min(max(1, len(names) // _TOGETHER), len(os.sched_getaffinity(0)))
+        parts += [(stem, tuple(names)[first::number]) for first in range(number)]
+    if parts:
+        _precompiled(_flags(arch))  # by one thread, the others will want it
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            made = pool.map(lambda part: library(*part, arch), parts)
+            for (stem, names), one in zip(parts, made, strict=True):
+                _prepared.update({(stem, name, arch): one for name in names})
 
 
 @cache
@@ -277,5 +296,4 @@ def run(launch):
     """Run a `Launch`; its instance is compiled unless it was prepared."""
     stem, name = launch.instance.stem, launch.instance.name
     assert list(launch.fields) == members(stem, name), f"fields of {name}"
-    among = _prepared.get((stem, name)) or library(stem, (name,))
-    among.run(name, launch.grid, launch.block, launch.shared_bytes, launch.words)
+    emulate(stem, name, launch.grid, launch.block, launch.shared_bytes, launch.words)

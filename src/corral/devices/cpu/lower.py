@@ -4,22 +4,22 @@ A record begins with the row that the team executes (kernel, address of the fiel
 fields of its kernel follow. It is written once and only read while evaluating.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from corral.devices.base import ModelBuffers
+from corral.devices.binding import BoundPlan
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.hazards import Span, Touched, barriers_after
 from corral.devices.cpu.kernels.team import NO_BARRIER, ROW
 from corral.devices.cpu.traits import RECORD_WORDS, WORD_BYTES
 from corral.devices.host import array_at
 from corral.errors import CapacityExceeded, InternalError
-from corral.memory.plan import COUNTS, Plan
+from corral.memory.plan import Plan
 from corral.tensor.ops import Op
-from corral.tensor.tensor import Extent, Tensor
+from corral.tensor.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +32,8 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """A plan on one model's buffers: where things are."""
-
-    plan: Plan
-    buffers: ModelBuffers
-
-    def address(self, tensor: Tensor | None) -> int:
-        """Return the address of a tensor; 0 of one that is absent."""
-        return 0 if tensor is None else self.buffers.address(self.plan, tensor)
-
-    def count(self, tensor: Tensor) -> int:
-        """Return the address of the number of rows that a tensor has in this batch."""
-        counts = self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[COUNTS]
-        match tensor.extent:
-            case Extent.ROWS:
-                return counts
-            case Extent.OUTPUTS:
-                return counts + WORD_BYTES
-            case Extent.FIXED:
-                raise InternalError(f"{tensor!r} has no rows that a batch could count")
+class Binding(BoundPlan):
+    """A plan on one model's buffers, and what its nodes touch there."""
 
     def span(self, tensor: Tensor) -> Span:
         """Return the bytes of a tensor at full capacity; those of its source for a view."""
@@ -112,9 +94,3 @@ def write_records(
         flags = 0 if wait else NO_BARRIER
         records[number, :head] = kernels[instruction.spec], fields, flags
         records[number, head : head + len(instruction.fields)] = instruction.fields
-
-
-def float_word(value: float) -> int:
-    """Return the word whose low half is an F32."""
-    word: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    return word

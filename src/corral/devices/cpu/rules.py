@@ -1,5 +1,6 @@
 """How each operation becomes a kernel and its fields."""
 
+from corral.devices.binding import float_word
 from corral.devices.cpu.compile import Emit, KernelSpec
 from corral.devices.cpu.kernels import (
     attention,
@@ -14,7 +15,7 @@ from corral.devices.cpu.kernels import (
     rope,
     select_rows,
 )
-from corral.devices.cpu.lower import Binding, Lowered, Rules, float_word
+from corral.devices.cpu.lower import Binding, Lowered, Rules
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Cap, Embed, Gate, Norm, Op, Rope, Rotation

@@ -8,8 +8,9 @@ the row's own position only.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from corral.devices.binding import float_word
 from corral.devices.cuda.instance import Instance
-from corral.devices.cuda.launch import Binding, Launch, ceil_divide, float_word
+from corral.devices.cuda.launch import Binding, Launch, ceil_divide
 from corral.devices.cuda.traits import SEGMENTS
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Norm, Op, Rope, RopePairs

@@ -1,4 +1,4 @@
-"""What a CUDA kernel is called: the file it is in, and its name with template arguments."""
+"""What a CUDA kernel is called and how it is cut up: all of a launch that no plan decides."""
 
 from dataclasses import dataclass
 
@@ -26,3 +26,15 @@ def _argument(value: int | bool | str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"corral::{value}" if isinstance(value, str) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An instance and the shape of its launch; what is missing of a launch is its fields."""
+
+    instance: Instance
+    grid: tuple[int, int, int]
+    threads: int
+    """Of a block."""
+    shared_bytes: int = 0
+    """Dynamic shared memory of a block; more than 48 KiB must be asked for."""

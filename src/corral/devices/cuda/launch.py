@@ -3,21 +3,18 @@
 A kernel takes one struct of 8-byte members; `Launch.fields` names them in the struct's order.
 """
 
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from corral.devices.base import ModelBuffers
+from corral.devices.binding import BoundPlan
 from corral.devices.cuda.driver_execution import Geometry
-from corral.devices.cuda.instance import Instance
-from corral.errors import InternalError
-from corral.memory.plan import COUNTS, ZEROS, Plan
+from corral.devices.cuda.instance import Instance, Kernel
+from corral.memory.plan import ZEROS
 from corral.tensor.ops import Op
-from corral.tensor.tensor import Extent, Tensor
+from corral.tensor.tensor import Tensor
 
 MOST_FIELDS = 30
 """Members that the struct of a kernel may have."""
-_WORD_BYTES = 8
 _VECTOR_BYTES = 16
 
 Size = tuple[int, int, int]
@@ -35,6 +32,12 @@ class Launch:
     shared_bytes: int = 0
     """Dynamic shared memory of a block."""
 
+    @classmethod
+    def of(cls, kernel: Kernel, fields: Mapping[str, int]) -> "Launch":
+        """Return the launch of a kernel with these fields."""
+        block = (kernel.threads, 1, 1)
+        return cls(kernel.instance, kernel.grid, block, fields, kernel.shared_bytes)
+
     @property
     def words(self) -> tuple[int, ...]:
         """The struct as 64-bit words."""
@@ -47,32 +50,15 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(BoundPlan):
     """A plan on one model's buffers, for batches of at most so many rows."""
 
-    plan: Plan
-    buffers: ModelBuffers
     bucket: int
     """Rows that launches are made for; fewer may come."""
-
-    def address(self, tensor: Tensor | None) -> int:
-        """Return the address of a tensor; 0 of one that is absent."""
-        return 0 if tensor is None else self.buffers.address(self.plan, tensor)
 
     def rows(self, tensor: Tensor) -> int:
         """Return the most rows that a tensor has in such a batch."""
         return min(tensor.shape[0], self.bucket)
-
-    def count(self, tensor: Tensor) -> int:
-        """Return the address of the number of rows that a tensor has in this batch."""
-        counts = self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[COUNTS]
-        match tensor.extent:
-            case Extent.ROWS:
-                return counts
-            case Extent.OUTPUTS:
-                return counts + _WORD_BYTES
-            case Extent.FIXED:
-                raise InternalError(f"{tensor!r} has no rows that a batch could count")
 
     def is_aligned(self, *rows: Tensor) -> bool:
         """Return whether all rows of these can be read 16 bytes at a time."""
@@ -107,12 +93,6 @@ class Binding:
 Rule = Callable[[Binding, Tensor], tuple[Launch, ...]]
 """Gives the launches that compute one node, in order."""
 Rules = Mapping[Op, Rule]
-
-
-def float_word(value: float) -> int:
-    """Return the word whose low half is an F32."""
-    word: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    return word
 
 
 def ceil_divide(value: int, by: int) -> int:

@@ -8,6 +8,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from corral.devices.cuda.instance import Instance, Kernel
 from corral.quant.packed import BY_NAME, GROUP, PackedLayout
 
 WEIGHTS = {
@@ -39,6 +40,7 @@ FIELDS = (
     *(f"{name}{part}" for part in range(MAX_PARTS) for name in _PART),
 )
 """The words of `MatmulFields`, in order; those of absent parts are 0."""
+HALF_ROWS_FIELDS = ("count", "x", "x_stride", "out", "out_stride", "columns")
 
 
 class Result(enum.Enum):
@@ -113,18 +115,6 @@ class TileTuning:
     """Blocks of threads a processor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel launch, but for its fields."""
-
-    source: str
-    name: str
-    grid: tuple[int, int, int]
-    threads: int
-    shared_bytes: int
-    fields: tuple[str, ...] = FIELDS
-
-
 def supports(product: Product) -> bool:
     """Whether the tuned kernels can multiply this; the plain kernel can do everything else."""
     if product.layout not in WEIGHTS or len(product.rows) > MAX_PARTS:
@@ -134,8 +124,8 @@ def supports(product: Product) -> bool:
     return product.columns % (8 if product.packed.is_float else 64) == 0
 
 
-def stream(product: Product, processors: int, tuning: Tuning) -> Launch:
-    """Return the launch of `matmul_stream`, for batches of up to 8 rows."""
+def stream(product: Product, processors: int, tuning: Tuning) -> Kernel:
+    """Return the kernel of `matmul_stream`, for batches of up to 8 rows."""
     units = _units(product, tuning.row_blocks)
     batch = next(size for size in (1, 2, 4, 8, 16) if size >= product.batch)
     arguments = (
@@ -152,17 +142,16 @@ def stream(product: Product, processors: int, tuning: Tuning) -> Launch:
         f"corral::Gating::{product.gating}",
         max(tuning.blocks, tuning.resident or 16 // tuning.warps),
     )
-    return Launch(
-        source="matmul_stream",
-        name=f"corral::matmul_stream<{', '.join(map(str, arguments))}>",
+    return Kernel(
+        Instance("matmul_stream", f"corral::matmul_stream<{', '.join(map(str, arguments))}>"),
         grid=(min(units, processors * tuning.blocks), 1, 1),
         threads=32 * tuning.warps,
         shared_bytes=_stream_shared(product, batch, tuning),
     )
 
 
-def tile(product: Product, tuning: TileTuning) -> Launch:
-    """Return the launch of `matmul_tile`, for larger batches."""
+def tile(product: Product, tuning: TileTuning) -> Kernel:
+    """Return the kernel of `matmul_tile`, for larger batches."""
     row_blocks = tuning.row_blocks * tuning.warp_rows
     arguments = (
         f"corral::{WEIGHTS[product.layout]}",
@@ -178,9 +167,8 @@ def tile(product: Product, tuning: TileTuning) -> Launch:
         f"corral::Gating::{product.gating}",
         tuning.blocks,
     )
-    return Launch(
-        source="matmul_tile",
-        name=f"corral::matmul_tile<{', '.join(map(str, arguments))}>",
+    return Kernel(
+        Instance("matmul_tile", f"corral::matmul_tile<{', '.join(map(str, arguments))}>"),
         grid=(_units(product, row_blocks), -(-product.batch // tuning.batch), 1),
         threads=32 * tuning.warp_rows * tuning.warp_columns,
         shared_bytes=_tile_shared(product, tuning),
@@ -233,16 +221,10 @@ def half_row_bytes(columns: int) -> int:
     return 2 * columns + ROWS
 
 
-def half_rows(product: Product) -> Launch:
-    """Return the launch that makes rows of F16 of A8 or A16, for a product of `planes` 0."""
-    return Launch(
-        source="half_rows",
-        name=f"corral::half_rows<{product.planes}>",
-        grid=(product.batch, 1, 1),
-        threads=256,
-        shared_bytes=0,
-        fields=("count", "x", "x_stride", "out", "out_stride", "columns"),
-    )
+def half_rows(product: Product) -> Kernel:
+    """Return the kernel that makes rows of F16 of A8 or A16, for a product of `planes` 0."""
+    instance = Instance.of("half_rows", "half_rows", product.planes)
+    return Kernel(instance, (product.batch, 1, 1), threads=256)
 
 
 def words(values: dict[str, int], fields: Sequence[str] = FIELDS) -> list[int]:

@@ -6,9 +6,9 @@ for integers were measured; those for F16 follow an estimate of what bounds them
 
 from dataclasses import replace
 
+from corral.devices.cuda.instance import Kernel
 from corral.devices.cuda.matmul_launch import (
     ROWS,
-    Launch,
     Product,
     Result,
     TileTuning,
@@ -37,8 +37,8 @@ def wants_half_rows(product: Product) -> bool:
     return product.batch >= HALF_BATCH[product.planes]
 
 
-def choose(product: Product, processors: int, shared_limit: int) -> Launch:
-    """Return the launch for a product; `shared_limit` is the most that a block may have.
+def choose(product: Product, processors: int, shared_limit: int) -> Kernel:
+    """Return the kernel for a product; `shared_limit` is the most that a block may have.
 
     Raises:
         ValueError: if nothing fits the limit.
@@ -84,11 +84,11 @@ def _stream_tuning(product: Product, processors: int) -> Tuning:
     return replace(tuning, warps=warps, slots=stay if is_small else 2)
 
 
-def _fitting_stream(product: Product, processors: int, tuning: Tuning, shared_limit: int) -> Launch:
+def _fitting_stream(product: Product, processors: int, tuning: Tuning, shared_limit: int) -> Kernel:
     while True:
-        launch = stream(product, processors, tuning)
-        if launch.shared_bytes * tuning.blocks <= shared_limit:
-            return launch
+        kernel = stream(product, processors, tuning)
+        if kernel.shared_bytes * tuning.blocks <= shared_limit:
+            return kernel
         if tuning.blocks > 1:
             tuning = replace(tuning, blocks=1)
         elif tuning.stages > 2:
@@ -96,7 +96,9 @@ def _fitting_stream(product: Product, processors: int, tuning: Tuning, shared_li
         elif tuning.warps > 4:
             tuning = replace(tuning, warps=tuning.warps // 2, slots=2)
         else:
-            raise ValueError(f"{launch.name} needs {launch.shared_bytes} of {shared_limit} bytes")
+            raise ValueError(
+                f"{kernel.instance.name} needs {kernel.shared_bytes} of {shared_limit} bytes"
+            )
 
 
 def _tile_tuning(product: Product, processors: int) -> TileTuning:
@@ -116,11 +118,11 @@ def _tile_tuning(product: Product, processors: int) -> TileTuning:
     return TileTuning(batch, 1, warp_rows=1, warp_columns=8, chunks=4, stages=3)
 
 
-def _fitting_tile(product: Product, tuning: TileTuning, shared_limit: int) -> Launch:
+def _fitting_tile(product: Product, tuning: TileTuning, shared_limit: int) -> Kernel:
     while True:
-        launch = tile(product, tuning)
-        if launch.shared_bytes * tuning.blocks <= shared_limit:
-            return launch
+        kernel = tile(product, tuning)
+        if kernel.shared_bytes * tuning.blocks <= shared_limit:
+            return kernel
         if tuning.blocks > 1:
             tuning = replace(tuning, blocks=1)
         elif tuning.stages > 2:
@@ -131,14 +133,16 @@ def _fitting_tile(product: Product, tuning: TileTuning, shared_limit: int) -> La
         elif tuning.batch > 8:
             tuning = replace(tuning, batch=tuning.batch // 2)
         else:
-            raise ValueError(f"{launch.name} needs {launch.shared_bytes} of {shared_limit} bytes")
+            raise ValueError(
+                f"{kernel.instance.name} needs {kernel.shared_bytes} of {shared_limit} bytes"
+            )
 
 
 _HALF_CUTS = ((2, 4, 2, 1), (2, 2, 4, 2), (2, 1, 8, 2), (2, 2, 4, 1), (2, 1, 8, 1))
 """Row blocks a warp, warps for rows, warps for columns, chunks a stage."""
 
 
-def _half_tiles(product: Product, shared_limit: int) -> list[tuple[TileTuning, Launch]]:
+def _half_tiles(product: Product, shared_limit: int) -> list[tuple[TileTuning, Kernel]]:
     found = []
     for rows in sorted({min(product.batch, size) for size in (32, 64, 128)}):
         for row_blocks, warp_rows, warp_columns, chunks in _HALF_CUTS:
@@ -148,22 +152,22 @@ def _half_tiles(product: Product, shared_limit: int) -> list[tuple[TileTuning, L
                 tuning = TileTuning(
                     -(-rows // 8) * 8, row_blocks, warp_rows, warp_columns, chunks, stages
                 )
-                launch = tile(product, tuning)
-                if launch.shared_bytes <= shared_limit:
-                    found.append((tuning, launch))
+                kernel = tile(product, tuning)
+                if kernel.shared_bytes <= shared_limit:
+                    found.append((tuning, kernel))
                     break
     if not found:
         raise ValueError(f"no tile of {product} fits {shared_limit} bytes of shared memory")
     return found
 
 
-def _cost(product: Product, processors: int, cut: tuple[TileTuning, Launch]) -> float:
+def _cost(product: Product, processors: int, cut: tuple[TileTuning, Kernel]) -> float:
     """Return an estimate of the clocks that a cut for F16 takes."""
-    tuning, launch = cut
+    tuning, kernel = cut
     blocks = tuning.row_blocks * tuning.warp_rows
     columns = chunk_columns(product.packed)
     issued = blocks * columns // 32 * (50 + tuning.batch // 8 * 2.5) + 700 / tuning.chunks
     read = blocks * product.packed.row_block_bytes(columns) + tuning.batch * half_row_bytes(columns)
     clocks = max(issued / _ISSUED_PER_CLOCK, read / _L2_BYTES_PER_CLOCK)
-    rounds = -(-launch.grid[0] * launch.grid[1] // processors)
+    rounds = -(-kernel.grid[0] * kernel.grid[1] // processors)
     return rounds * clocks

@@ -14,7 +14,6 @@ from itertools import groupby
 
 from corral.devices.cuda import matmul_launch as tuned
 from corral.devices.cuda.attention_rules import PLANES, coded_attention, rope_append
-from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.matmul_launch import MAX_PARTS, Product, Result
 from corral.devices.cuda.matmul_tuning import choose, wants_half_rows
@@ -150,7 +149,7 @@ def _tuned(
         }
     kernel = choose(product, chip.multiprocessors, chip.shared_bytes)
     fields = {name: values.get(name, 0) for name in tuned.FIELDS}
-    yield _launch(kernel, fields)
+    yield Launch.of(kernel, fields)
 
 
 def _half_rows(at: Binding, node: Tensor, product: Product, out: int) -> Launch:
@@ -163,7 +162,7 @@ def _half_rows(at: Binding, node: Tensor, product: Product, out: int) -> Launch:
         "out_stride": tuned.half_row_bytes(product.columns),
         "columns": product.columns,
     }
-    return _launch(tuned.half_rows(product), fields)
+    return Launch.of(tuned.half_rows(product), fields)
 
 
 def _added(node: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -171,8 +170,3 @@ def _added(node: Tensor) -> tuple[Tensor | None, Tensor | None]:
     rest = list(node.sources[2:])
     residual = rest.pop(0) if node.op is Op.MATMUL_ADD else None
     return residual, rest[0] if rest else None
-
-
-def _launch(kernel: tuned.Launch, fields: dict[str, int]) -> Launch:
-    instance = Instance(kernel.source, kernel.name)
-    return Launch(instance, kernel.grid, (kernel.threads, 1, 1), fields, kernel.shared_bytes)

@@ -13,6 +13,7 @@ What factors are, and what they take, is in `memory/factors.py`.
 import enum
 from dataclasses import dataclass
 
+from corral.devices.cuda.instance import Instance, Kernel
 from corral.kv.spec import BLOCK_TOKENS
 from corral.memory.factors import (
     TILE_BYTES,
@@ -23,21 +24,6 @@ from corral.memory.factors import (
 from corral.quant.packed import CPU_INTERLEAVE, IQ4_VALUES, LAYOUTS, MXFP4_VALUES, Scales
 from corral.quant.types import DType
 from corral.tensor.ops import Activation
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One launch without its fields: an instance of a template, and its geometry."""
-
-    source: str
-    """The file in `kernels/`, without its ending."""
-    name: str
-    """The name expression of the instance."""
-    grid: tuple[int, int, int]
-    threads: int
-    shared_bytes: int = 0
-    """Dynamic shared memory; more than 48 KiB must be asked for."""
-
 
 _ELEMENTS = {
     Form.BF16: "__nv_bfloat16",
@@ -95,7 +81,7 @@ _VALUES: dict[tuple[int, ...] | None, int] = {None: 0, IQ4_VALUES: 1, MXFP4_VALU
 
 
 def dequantize(dtype: DType, rows: int, columns: int, *, is_tiled: bool) -> Kernel:
-    """Return the launch that makes packed weights a right factor."""
+    """Return the kernel that makes packed weights a right factor."""
     blocks, tiled = -(-rows // CPU_INTERLEAVE), _word(is_tiled)
     layout = LAYOUTS[dtype]
     if dtype is DType.F32:
@@ -115,7 +101,7 @@ def dequantize(dtype: DType, rows: int, columns: int, *, is_tiled: bool) -> Kern
         name, columns_at_once = f"dequantize<{','.join(map(str, parameters))}>", 256
     padded = _up(columns, TILE_COLUMNS)
     grid = (-(-padded // columns_at_once), blocks, 1)
-    return Kernel("dequantize", f"corral::{name}", grid, _DEQUANTIZE_THREADS)
+    return Kernel(Instance("dequantize", f"corral::{name}"), grid, _DEQUANTIZE_THREADS)
 
 
 # --- rows ---
@@ -137,10 +123,10 @@ _PREPARE_THREADS = 256
 
 
 def prepare(source: Source, form: Form, rows: int, *, is_tiled: bool) -> Kernel:
-    """Return the launch that makes rows a left factor; `rows` is the capacity."""
+    """Return the kernel that makes rows a left factor; `rows` is the capacity."""
     number = list(Form).index(form)
     name = f"corral::prepare_rows<{source.value},{number},{_word(is_tiled)}>"
-    return Kernel("prepare_rows", name, (rows, 1, 1), _PREPARE_THREADS)
+    return Kernel(Instance("prepare_rows", name), (rows, 1, 1), _PREPARE_THREADS)
 
 
 # --- products ---
@@ -185,30 +171,30 @@ class Chip:
 
 
 def product(form: Form, finish: Finish, rows: int, columns: int, chip: Chip) -> Kernel:
-    """Return the launch of a product: `rows` of capacity × `columns` of the result."""
+    """Return the kernel of a product: `rows` of capacity × `columns` of the result."""
     if not chip.has_wgmma:
         return mma_product(form, finish, rows, columns)
     return wgmma_product(form, finish, rows, columns, width_for(rows, columns, chip), chip)
 
 
 def mma_product(form: Form, finish: Finish, rows: int, columns: int) -> Kernel:
-    """Return the launch of a product by mma.sync."""
+    """Return the kernel of a product by mma.sync."""
     tiles = -(-rows // TILE_ROWS) * -(-columns // TILE_ROWS)
     name = f"corral::matmul_tiles<{_ELEMENTS[form]},{finish.value}>"
     shared = _MMA_STAGES * 2 * TILE_BYTES
-    return Kernel("matmul_tiles", name, (tiles, 1, 1), _MMA_THREADS, shared)
+    return Kernel(Instance("matmul_tiles", name), (tiles, 1, 1), _MMA_THREADS, shared)
 
 
 def wgmma_product(
     form: Form, finish: Finish, rows: int, columns: int, width: int, chip: Chip
 ) -> Kernel:
-    """Return the launch of a product by wgmma whose blocks compute 128 × `width`."""
+    """Return the kernel of a product by wgmma whose blocks compute 128 × `width`."""
     tiles = -(-rows // TILE_ROWS) * -(-columns // width)
     name = f"corral::matmul_wgmma<{_ELEMENTS[form]},{finish.value},{width}>"
     stage = TILE_BYTES * (1 + width // TILE_ROWS)
     shared = _WGMMA_STAGES[width] * stage + _BARRIER_BYTES + _ALIGNMENT
     grid = (min(tiles, chip.multiprocessors), 1, 1)
-    return Kernel("matmul_wgmma", name, grid, _WGMMA_THREADS, shared)
+    return Kernel(Instance("matmul_wgmma", name), grid, _WGMMA_THREADS, shared)
 
 
 def width_for(rows: int, columns: int, chip: Chip) -> int:
@@ -267,30 +253,30 @@ class Heads:
 
 
 def attention(heads: Heads, rows: int, chip: Chip, *, to: Mixed) -> Kernel:
-    """Return the launch of attention for at most `rows` rows of the batch."""
+    """Return the kernel of attention for at most `rows` rows of the batch."""
     if chip.has_wgmma and heads.head_dim in _WGMMA_HEAD_DIMS:
         return wgmma_attention(heads, rows, to=to)
     return mma_attention(heads, rows, to=to)
 
 
 def mma_attention(heads: Heads, rows: int, *, to: Mixed) -> Kernel:
-    """Return the launch of attention by mma.sync."""
+    """Return the kernel of attention by mma.sync."""
     dim = heads.head_dim
     fragment_rows, keys = (128, 64) if dim <= 128 else (64, 32)
     grid = (heads.kv_heads, -(-rows // (fragment_rows // heads.group)), 1)
     name = f"corral::attention_tiles<{_attention_parameters(heads, to)}>"
     shared = (fragment_rows + 2 * keys) * (2 * dim + 16) + 2 * 4 * fragment_rows
-    return Kernel("attention_tiles", name, grid, 128, shared)
+    return Kernel(Instance("attention_tiles", name), grid, 128, shared)
 
 
 def wgmma_attention(heads: Heads, rows: int, *, to: Mixed) -> Kernel:
-    """Return the launch of attention by wgmma; head_dim is 64 or 128."""
+    """Return the kernel of attention by wgmma; head_dim is 64 or 128."""
     grid = (heads.kv_heads, -(-rows // (TILE_ROWS // heads.group)), 1)
     name = f"corral::attention_wgmma<{_attention_parameters(heads, to)}>"
     shared = (1 + 2 * _ATTENTION_STAGES) * heads.head_dim // 64 * TILE_BYTES + _ALIGNMENT
     if heads.stored is DType.Q8_0:
         shared += 2 * TILE_ROWS * heads.stored.row_bytes(heads.head_dim)
-    return Kernel("attention_wgmma", name, grid, _WGMMA_THREADS, shared)
+    return Kernel(Instance("attention_wgmma", name), grid, _WGMMA_THREADS, shared)
 
 
 def _attention_parameters(heads: Heads, to: Mixed) -> str:

@@ -4,6 +4,7 @@ Rows stand in the grid's first dimension at the plan's capacity; kernels read th
 batch from staging and leave the other blocks early.
 """
 
+from corral.devices.binding import float_word
 from corral.devices.cuda.attention_rules import PLANES, attention, kv_append
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import (
@@ -12,7 +13,6 @@ from corral.devices.cuda.launch import (
     Rules,
     Size,
     ceil_divide,
-    float_word,
 )
 from corral.devices.cuda.matmul_rules import matmul
 from corral.quant.packed import LAYOUTS

@@ -12,8 +12,9 @@ reads it has its launch. What belongs to the rows of outputs, which are few, goe
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from corral.devices.cuda.instance import Instance
-from corral.devices.cuda.launch import Binding, Launch, float_word
+from corral.devices.binding import float_word
+from corral.devices.cuda.instance import Kernel
+from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.prefill_launch import (
     ATTENTION_FIELDS,
     DEQUANTIZE_FIELDS,
@@ -24,7 +25,6 @@ from corral.devices.cuda.prefill_launch import (
     Chip,
     Finish,
     Heads,
-    Kernel,
     Mixed,
     Source,
     attention,
@@ -315,5 +315,4 @@ def _bias(node: Tensor) -> Tensor | None:
 
 def _launch(kernel: Kernel, order: tuple[str, ...], values: dict[str, int]) -> Launch:
     assert tuple(values) == order, "the values stand in the order of the struct"
-    instance = Instance(kernel.source, kernel.name)
-    return Launch(instance, kernel.grid, (kernel.threads, 1, 1), values, kernel.shared_bytes)
+    return Launch.of(kernel, values)

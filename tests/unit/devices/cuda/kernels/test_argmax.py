@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 
 from corral.devices.cuda.weight_rules import argmax, argmax_bytes
-from emulation import Memory, address, needs_emulator, run
+from emulation import Memory, address, needs_emulator, prepare_missing, run
 
 pytestmark = needs_emulator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    prepare_missing(
+        launch.instance
+        for vocabulary in (1, 4)
+        for launch in argmax(0, 0, 1, vocabulary, scratch=0, tokens=0)
+    )
 
 
 def greedy(logits, count):

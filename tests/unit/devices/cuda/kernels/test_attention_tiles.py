@@ -3,16 +3,18 @@
 Head dimensions of 64 and 128 use wgmma where there is a device, mma.sync on the emulator.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import emulation
-from corral.devices.cpu.lower import float_word
+from corral.devices.binding import float_word
 from corral.devices.cuda import prefill_launch
 from corral.devices.cuda.prefill_launch import Chip, Heads, Mixed
 from corral.devices.reference.storage import decode, encode
 from corral.quant.types import DType
-from emulation import Memory, address, emulate, needs_emulator
+from emulation import Memory, address, emulate_kernel, needs_emulator, prepare_missing
 from factors import from_bf16, from_tiles
 from golden import nmse
 
@@ -22,6 +24,25 @@ IS_DEVICE = getattr(emulation, "IS_DEVICE", False)
 TOKENS = 32
 TABLE_BLOCKS = 20
 DIM = 64 if IS_DEVICE else 32
+STORED = (DType.F16, DType.BF16, DType.F32, DType.Q8_0)
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+GROUPS = (1, 3, 5, 8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    shapes = [Heads(4, 2, dim, stored) for stored in STORED for dim in (32, 64)]
+    shapes += [Heads(4, 1, 32, stored) for stored in STORED]
+    shapes += [Heads(2, 1, dim, DType.F16) for dim in HEAD_DIMS]
+    shapes += [Heads(group, 1, 32, DType.F16) for group in GROUPS]
+    shapes += [replace(shapes[0], is_windowed=True), replace(shapes[0], is_capped=True)]
+    kernels = [prefill_launch.mma_attention(heads, 1, to=Mixed.FLOATS) for heads in shapes]
+    factors = (Mixed.TILES, Mixed.ROWS)
+    kernels += [
+        prefill_launch.mma_attention(Heads(3, 1, 32, DType.F16), 1, to=to) for to in factors
+    ]
+    prepare_missing(kernel.instance for kernel in kernels)
 
 
 class Cache:
@@ -106,7 +127,7 @@ def run(cache, q, positions, sequences, *, capacity=None, window=0, softcap=0.0,
     chip = Chip(132, has_wgmma=IS_DEVICE and not without_wgmma)
     kernel = prefill_launch.attention(heads, capacity, chip, to=to)
     words = [fields[name] for name in prefill_launch.ATTENTION_FIELDS]
-    emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, kernel.shared_bytes, words)
+    emulate_kernel(kernel, words)
     memory.check()
     if to is Mixed.TILES:
         return from_bf16(from_tiles(out, 64 * wide))[:, : q.shape[1]]
@@ -133,18 +154,18 @@ MIXED = ((1, range(30, 50)), (0, range(90, 91)), (2, range(40)), (1, range(50, 5
 
 
 @pytest.mark.parametrize("without_wgmma", [False, True] if IS_DEVICE else [True])
-@pytest.mark.parametrize("stored", [DType.F16, DType.BF16, DType.F32, DType.Q8_0])
+@pytest.mark.parametrize("stored", STORED)
 def test_each_way_the_cache_is_stored(stored, without_wgmma):
     for dim in (64, 128) if IS_DEVICE else (64,):
         check(Heads(4, 2, dim, stored), ONE, without_wgmma=without_wgmma)
 
 
-@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_each_head_dim(dim):
     check(Heads(2, 1, dim, DType.F16), ONE)
 
 
-@pytest.mark.parametrize("group", [1, 3, 5, 8])
+@pytest.mark.parametrize("group", GROUPS)
 def test_each_group(group):
     check(Heads(2 * group, 2, DIM, DType.F16), ONE)
 
@@ -154,7 +175,7 @@ def test_rows_of_several_sequences_in_one_tile(stored):
     check(Heads(4, 2, DIM, stored), MIXED, capacity=100)
 
 
-@pytest.mark.parametrize("stored", [DType.F16, DType.BF16, DType.F32, DType.Q8_0])
+@pytest.mark.parametrize("stored", STORED)
 def test_many_tiles_of_keys(stored):
     for dim in (64, 128) if IS_DEVICE else (32,):
         check(Heads(4, 2, dim, stored), ((0, range(590, 600)), (1, range(250, 260))))

@@ -9,11 +9,21 @@ from corral.memory import factors as prefill_factors
 from corral.quant.dequantize import dequantize
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
-from emulation import Memory, address, emulate, needs_emulator
+from emulation import Memory, address, emulate_kernel, needs_emulator, prepare_missing
 from factors import COLUMNS, ROWS, elements, from_tiles, random_blocks, right_factor
 from golden import nmse
 
 pytestmark = needs_emulator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    prepare_missing(
+        prefill_launch.dequantize(dtype, ROWS, COLUMNS, is_tiled=is_tiled).instance
+        for dtype in LAYOUTS
+        for is_tiled in (False, True)
+    )
 
 
 def run(dtype, rows, columns, is_tiled, first_row=0, spread=1):
@@ -30,7 +40,7 @@ def run(dtype, rows, columns, is_tiled, first_row=0, spread=1):
     kernel = prefill_launch.dequantize(dtype, rows, columns, is_tiled=is_tiled)
     stride = prefill_factors.stride(columns, form, is_tiled=is_tiled)
     fields = (address(packed), address(out), rows, columns, stride, first_row, spread)
-    emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, kernel.shared_bytes, fields)
+    emulate_kernel(kernel, fields)
     memory.check()
     values = dequantize(raw, dtype, (rows, columns))
     return (from_tiles(out, wide) if is_tiled else out.reshape(-1, wide)), values

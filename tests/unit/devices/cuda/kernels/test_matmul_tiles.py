@@ -9,7 +9,7 @@ from corral.devices.cuda import prefill_launch
 from corral.devices.cuda.prefill_launch import Chip, Finish
 from corral.memory import factors as prefill_factors
 from corral.memory.factors import Form
-from emulation import Memory, address, emulate, needs_emulator
+from emulation import Memory, address, emulate_kernel, needs_emulator, prepare_missing
 from factors import elements, from_tiles, left_factor, right_factor, to_tiles
 from golden import nmse
 
@@ -18,6 +18,13 @@ pytestmark = needs_emulator
 IS_DEVICE = getattr(emulation, "IS_DEVICE", False)
 VARIANTS = ("mma", *(("wgmma-256", "wgmma-128") if IS_DEVICE else ()))
 TOLERANCES = {Form.BF16: 1e-5, Form.F16: 1e-6, Form.SPLIT: 1e-9}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    pairs = [(form, Finish.PLAIN) for form in Form] + [(Form.BF16, finish) for finish in Finish]
+    prepare_missing(prefill_launch.mma_product(*pair, 128, 128).instance for pair in pairs)
 
 
 class Case:
@@ -60,7 +67,7 @@ class Case:
             "scales": address(self.scales) if self.form is Form.F16 else 0,
         }
         words = [(fields | more)[name] for name in prefill_launch.PRODUCT_FIELDS]
-        emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, kernel.shared_bytes, words)
+        emulate_kernel(kernel, words)
         self.memory.check()
 
     def kernel(self):

@@ -1,17 +1,19 @@
 """Rows of F32, norms, gates and codes become the left factor of a product."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import formulas
-from corral.devices.cpu.lower import float_word
+from corral.devices.binding import float_word
 from corral.devices.cuda import prefill_launch
 from corral.devices.cuda.prefill_launch import Source
 from corral.devices.reference.activations import decoded, quantize
 from corral.memory import factors as prefill_factors
 from corral.memory.factors import Form
 from corral.quant.types import DType
-from emulation import Memory, address, emulate, needs_emulator
+from emulation import Memory, address, emulate_kernel, needs_emulator, prepare_missing
 from factors import elements, from_tiles, left_factor
 from golden import nmse
 
@@ -19,6 +21,16 @@ pytestmark = needs_emulator
 
 CAPACITY, ROWS = 7, 5
 EPSILON = 1e-5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    forms = [(*both, is_tiled) for both in product(Source, Form) for is_tiled in (False, True)]
+    prepare_missing(
+        prefill_launch.prepare(source, form, CAPACITY, is_tiled=is_tiled).instance
+        for source, form, is_tiled in forms
+    )
 
 
 def case(source, columns):
@@ -65,7 +77,7 @@ def run(source, form, columns, is_tiled):
         "scales": address(scales) if form is Form.F16 else 0,
     }
     words = [fields[name] for name in prefill_launch.PREPARE_FIELDS]
-    emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, kernel.shared_bytes, words)
+    emulate_kernel(kernel, words)
     memory.check()
     return (from_tiles(out, wide) if is_tiled else out.reshape(-1, wide)), scales, values
 
@@ -93,7 +105,7 @@ def test_rows_of_zeros_and_of_the_greatest_numbers_stay_finite():
     scales = memory.empty(2)
     kernel = prefill_launch.prepare(Source.ROWS, Form.F16, 2, is_tiled=True)
     words = (address(x), 256, address(count), 0, 0, 64, 0, address(out), 1, address(scales))
-    emulate(kernel.source, kernel.name, kernel.grid, kernel.threads, 0, words)
+    emulate_kernel(kernel, words)
     values = from_tiles(out, 64)[:2].view(np.float16).astype(np.float64) * scales[:, None]
     assert (values[0] == 0).all()
     np.testing.assert_allclose(values[1], x[1], rtol=1e-3)

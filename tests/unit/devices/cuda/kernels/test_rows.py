@@ -19,19 +19,13 @@ from corral.tensor.ops import (
     Rotation,
 )
 from corral.tensor.tensor import Extent, Tensor
-from emulation import needs_emulator
+from emulation import needs_emulator, prepare_missing
 from emulation.instances import prepare_common
-from emulation.nodes import compute, expected, leaf, rows_of, view, weight
+from emulation.nodes import compute, expected, instances_of, leaf, rows_of, view, weight
 from golden import nmse
 from unit.devices.cpu.packing import random_bytes
 
 pytestmark = needs_emulator
-
-
-@pytest.fixture(scope="module", autouse=True)
-def instances():
-    """Compile what the tests below share, at once."""
-    prepare_common("elementwise", "embed")
 
 
 CAPACITY, ROWS = 4, 3
@@ -46,6 +40,32 @@ def row_node(op, columns, sources, attributes=None, dtype=DType.F32):
     return Tensor("y", op, dtype, (CAPACITY, columns), sources, attributes, Extent.ROWS)
 
 
+WIDTHS = (576, 4096, 5120, 1536)
+NORMS = (Op.RMS_NORM, Op.NORM_QUANTIZE)
+HEADS = ((9, 64, 64), (5, 80, 32), (3, 96, 96), (8, 128, 64), (2, 256, 256))
+"""How many, their dimensions, and how many of these turn."""
+
+
+def norm_node(op, columns):
+    x, w = rows_of("x", CAPACITY, columns), weight("w", (columns,))
+    dtype = DType.F32 if op is Op.RMS_NORM else DType.A8
+    return row_node(op, columns, (x, w), Norm(1e-5, columns), dtype)
+
+
+def rope_node(pairs, heads, head_dim, turned):
+    x, turns = rows_of("x", CAPACITY, heads * head_dim), rows_of("turns", CAPACITY, turned)
+    return row_node(Op.ROPE, heads * head_dim, (x, turns), Rope(head_dim, pairs))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instances():
+    """Compile what the tests below share, at once."""
+    prepare_common("elementwise", "embed")
+    nodes = [norm_node(op, columns) for op in NORMS for columns in WIDTHS]
+    nodes += [rope_node(pairs, *heads) for pairs in RopePairs for heads in HEADS]
+    prepare_missing(instance for node in nodes for instance in instances_of(node))
+
+
 def check_rows(node, values, tolerance=EXACT):
     """Compare the rows of the batch; rows behind them stay as they were."""
     actual = compute(node, values, rows=ROWS)
@@ -57,14 +77,13 @@ def check_rows(node, values, tolerance=EXACT):
     assert (actual[ROWS:].view(np.uint8) == 0xFF).all()
 
 
-@pytest.mark.parametrize("columns", [576, 4096, 5120, 1536])
-@pytest.mark.parametrize("op", [Op.RMS_NORM, Op.NORM_QUANTIZE])
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("op", NORMS)
 def test_norm(op, columns):
     """Rows of any number of columns, alone and rounded to A8."""
-    x, w = rows_of("x", CAPACITY, columns), weight("w", (columns,))
-    dtype = DType.F32 if op is Op.RMS_NORM else DType.A8
-    node = row_node(op, columns, (x, w), Norm(1e-5, columns), dtype)
-    check_rows(node, {x: normal(x), w: normal(w, 1)}, EXACT if dtype is DType.F32 else 1e-6)
+    node = norm_node(op, columns)
+    x, w = node.sources
+    check_rows(node, {x: normal(x), w: normal(w, 1)}, EXACT if op is Op.RMS_NORM else 1e-6)
 
 
 @pytest.mark.parametrize(("columns", "group"), [(9 * 64, 64), (5 * 80, 80), (30, 30), (7 * 6, 6)])
@@ -149,14 +168,11 @@ def test_embed_bit_by_bit(dtype):
 
 
 @pytest.mark.parametrize("pairs", RopePairs)
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "turned"),
-    [(9, 64, 64), (5, 80, 32), (3, 96, 96), (8, 128, 64), (2, 256, 256)],
-)
+@pytest.mark.parametrize(("heads", "head_dim", "turned"), HEADS)
 def test_rope(pairs, heads, head_dim, turned):
     """All or some dimensions of each head turn."""
-    x, turns = rows_of("x", CAPACITY, heads * head_dim), rows_of("turns", CAPACITY, turned)
-    node = row_node(Op.ROPE, heads * head_dim, (x, turns), Rope(head_dim, pairs))
+    node = rope_node(pairs, heads, head_dim, turned)
+    x, turns = node.sources
     check_rows(node, {x: normal(x), turns: normal(turns, 1)})
 
 

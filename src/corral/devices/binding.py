@@ -1,0 +1,41 @@
+"""Where a plan's tensors lie in one model's buffers, and how fields of kernels say numbers."""
+
+import struct
+from dataclasses import dataclass
+
+from corral.devices.base import ModelBuffers
+from corral.errors import InternalError
+from corral.memory.plan import COUNTS, Plan
+from corral.tensor.tensor import Extent, Tensor
+
+_COUNT_BYTES = 8
+"""Of each of the counts among the inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """A plan on one model's buffers: where things are."""
+
+    plan: Plan
+    buffers: ModelBuffers
+
+    def address(self, tensor: Tensor | None) -> int:
+        """Return the address of a tensor; 0 of one that is absent."""
+        return 0 if tensor is None else self.buffers.address(self.plan, tensor)
+
+    def count(self, tensor: Tensor) -> int:
+        """Return the address of the number of rows that a tensor has in this batch."""
+        counts = self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[COUNTS]
+        match tensor.extent:
+            case Extent.ROWS:
+                return counts
+            case Extent.OUTPUTS:
+                return counts + _COUNT_BYTES
+            case Extent.FIXED:
+                raise InternalError(f"{tensor!r} has no rows that a batch could count")
+
+
+def float_word(value: float) -> int:
+    """Return the word whose low half is an F32."""
+    word: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return word
