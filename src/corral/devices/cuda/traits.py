@@ -9,7 +9,7 @@ GRANULARITY = 2 << 20
 _RECORD_BYTES = 256
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Rows of batches in which sequences go on by a token each."""
-NARROW_ROWS = 64
+NARROW_ROWS = DECODE_BUCKETS[-1]
 """Batches of more rows are multiplied sooner through factors than by packed weights."""
 _PREFILL_BUCKETS = (256, 512, 1024, 2048, 4096)
 SEGMENTS = 264
