@@ -272,9 +272,9 @@ def seeded_leak() -> Iterator[None]:
     """Let every evaluation keep one record, for good: what leak.py must find."""
     start, kept = Runner.start, []
 
-    def leaking(runner, batch):
+    def leaking(runner, batch, **choice):
         kept.append({"rows": len(batch)})
-        start(runner, batch)
+        start(runner, batch, **choice)
 
     with mock.patch.object(Runner, "start", leaking):
         yield

@@ -14,7 +14,7 @@ from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KERNELS
 from corral.devices.cuda.lowering import lower_plan
 from corral.devices.cuda.matmul_launch import WEIGHTS, Product, Result, half_rows
-from corral.devices.cuda.matmul_tuning import choose
+from corral.devices.cuda.matmul_tuning import choose, wants_half_rows
 from corral.devices.cuda.prefill_launch import Chip, Finish, Heads, Mixed, Source
 from corral.devices.cuda.traits import cuda_traits
 from corral.devices.cuda.weight_rules import argmax, pack
@@ -35,9 +35,9 @@ LLAMA_8B, LLAMA_1B, SMOLLM2 = (
     Sizes(1, 576, 1536, 9, 3, 49_152),
 )
 MODELS = (
-    (LLAMA_8B, "f16", {}, H200, (1, 8, 32, 128, 2048)),
-    (LLAMA_1B, "bf16", {DType.Q4_K: DType.Q4_0}, A100, (1, 64, 2048)),
-    (SMOLLM2, "q8_0", {DType.Q4_K: DType.Q8_0, DType.Q6_K: DType.Q8_0}, A100, (4, 128, 2048)),
+    (LLAMA_8B, "f16", {}, H200, (1, 8, 32, 64, 2048)),
+    (LLAMA_1B, "bf16", {DType.Q4_K: DType.Q4_0}, A100, (1, 24, 2048)),
+    (SMOLLM2, "q8_0", {DType.Q4_K: DType.Q8_0, DType.Q6_K: DType.Q8_0}, A100, (4, 48, 2048)),
 )
 """Sizes, the cache's type, types that weights have instead of those of Q4_K_M, a card, buckets."""
 
@@ -52,10 +52,33 @@ class Limit:
     spill_bytes: int = 0
 
 
+_TILES = ("TilesF16", "TilesBF16", "TilesQ8_0")
+_ASSEMBLER = Limit(104, stack_bytes=8, spill_bytes=16)
+"""Of kernels that some architecture's assembler gives fewer registers than it may."""
 LIMITS = {
-    "": Limit(255),
+    "": Limit(48),
+    "argmax_merge": Limit(56),
+    "transpose_halves": Limit(64),
+    "matmul<": Limit(160),
+    "matmul<corral::int4_half_offset, corral::XA8, 8": replace(_ASSEMBLER, registers=160),
+    "matmul_stream": Limit(120),
+    "matmul_tile<": Limit(168),
+    "matmul_tile<corral::Int4UnsignedOffset, 0, 128": Limit(255),
+    "matmul_tile<corral::Int6Signed16, 0, 128": Limit(255),
+    "matmul_tiles": Limit(128),
+    "matmul_wgmma": Limit(168),
+    "attention<": Limit(255),
+    **{f"attention_mma<corral::{kind}, 64": Limit(104) for kind in _TILES},
+    **{f"attention_mma<corral::{kind}, 80": Limit(136) for kind in _TILES},
+    **{f"attention_mma<corral::{kind}, 128": Limit(160) for kind in _TILES},
+    **{f"attention_mma<corral::{kind}, 256": Limit(208) for kind in _TILES},
+    "attention_mma<corral::TilesQ8_0, 64, 8, true, true": _ASSEMBLER,
+    "attention_wgmma": Limit(168),
+    "attention_tiles": Limit(255),
+    "attention_tiles<64": Limit(232),
+    "attention_tiles<128": Limit(255, stack_bytes=48, spill_bytes=192),
 }
-"""By how the name begins, without its namespace; the longest beginning counts."""
+"""By how a name begins, without its namespace; the longest beginning counts."""
 
 
 def limit(instance):
@@ -80,14 +103,15 @@ def _lowered():
 
 def _products():
     for number, layout in enumerate(WEIGHTS):
-        batches = ((1, 24), (4, 48), (8, 96))[number % 3]
+        batches = ((1, 24), (4, 48), (8, 64))[number % 3]
         planes = (1 if BY_NAME[layout].is_float else 1 + number % 2, 1)
         for each, batch in zip(planes, batches, strict=True):
             part = Product(layout, (4096,), 4096, batch, each)
+            part = replace(part, planes=0) if wants_half_rows(part) else part
             yield choose(part, A100.multiprocessors, A100.shared_bytes)
-    for batch, result in ((4, Result.GATED), (64, Result.GATED_CODES)):
-        gated = Product("int4_half", (9728, 9728), 2560, batch, 1, result, "gelu")
-        yield choose(gated, 132, H200.shared_bytes)
+    for batch, planes, result in ((4, 1, Result.GATED), (64, 0, Result.GATED_CODES)):
+        gated = Product("int4_half", (9728, 9728), 2560, batch, planes, result, "gelu")
+        yield choose(gated, H200.multiprocessors, H200.shared_bytes)
     yield half_rows(Product("int8_half", (4096,), 4096, 24, 2))
 
 
@@ -111,10 +135,11 @@ def _prefill():
 
 
 def _attention():
-    for kind in ("TilesF16", "TilesBF16", "TilesQ8_0"):
-        for dim, heads, is_bent in ((64, 8, True), (80, 1, False), (128, 8, False), (256, 2, True)):
+    shapes = ((64, 8, True, 8), (80, 1, False, 8), (128, 8, False, 4), (256, 2, True, 4))
+    for kind in _TILES:
+        for dim, heads, is_bent, warps in shapes:
             if dim % 32 == 0 or kind != "TilesQ8_0":
-                yield _of("attention_mma", kind, dim, heads, is_bent, is_bent)
+                yield _of("attention_mma", kind, dim, heads, is_bent, is_bent, warps)
     for dim, heads, is_bent in ((64, 8, True), (128, 4, False), (256, 2, True)):
         yield _of("attention", "CacheF32", dim, heads, is_bent, is_bent)
 
