@@ -15,6 +15,7 @@ HOMES = {
     "click": ("cli/",),
     "rich": ("cli/",),
     "msgspec": ("contract/",),
+    "llguidance": ("sampling/grammar.py",),
     "psutil": ("devices/host.py",),
     "cuda": ("devices/cuda/",),
     "starlette": ("api/",),
