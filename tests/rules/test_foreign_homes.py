@@ -8,7 +8,7 @@ from source_tree import imports, modules
 
 HOMES = {
     "llvmlite": ("devices/cpu/",),
-    "jinja2": ("text/template.py", "text/sandbox.py", "text/guard.py"),
+    "jinja2": ("text/rendering.py", "text/sandbox.py", "text/guard.py"),
     "tokenizers": ("text/",),
     "huggingface_hub": ("hub/",),
     "typer": ("cli/",),

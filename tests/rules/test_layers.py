@@ -59,7 +59,7 @@ LAZY = {
     "__init__.py": "the version is read from the metadata only when asked for",
     "text/bpe.py": "tokenizers takes 30 ms, and reading a vocabulary's metadata does not need it",
     "text/wordpiece.py": "as in bpe.py",
-    "text/template.py": "Jinja is loaded when a template is first rendered",
+    "text/rendering.py": "Jinja is loaded when a template is first rendered",
     "sampling/grammar.py": "llguidance is loaded when a grammar is first compiled",
     "hub/huggingface.py": "huggingface_hub takes 300 ms, and most runs fetch nothing",
     "devices/cpu/compile.py": "worker processes are needed only when something must be compiled",

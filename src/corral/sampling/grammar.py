@@ -110,7 +110,7 @@ class GrammarCompiler:
         """
         self._size = len(tokens) if vocabulary_size is None else vocabulary_size
         self._tokens = [*tokens, *[b""] * (self._size - len(tokens))]
-        self._special = sorted(special)
+        self._special = sorted({*special, *ends})  # an end inside a text would end the answer
         self._ends = sorted(ends)
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None

@@ -22,6 +22,7 @@ ControlId: TypeAlias = Callable[[str], int | None]
 """Returns the id of a control token by its spelling, None where the vocabulary has none."""
 
 _TEXT = r"/(.|\n)*/"
+_LINE = "\n"
 _GAP = r"/\n{0,2}/"
 _END = "<|end|>"
 _MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -106,13 +107,13 @@ def _tagged_arguments(number: int, tool: ToolSchema) -> tuple[str, str, list[tup
     required = tool.parameters.get("required", ())
     for place, (key, schema) in enumerate(tool.parameters.get("properties", _NO_SCHEMA).items()):
         name = f"value_{number}_{place}"
-        end = "\n</parameter>\n"
         opening = _quoted(f"<parameter={key}>\n")
         if isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema:
-            rules.append(f"{name}[suffix={_quoted(end)}]: {_TEXT}")
-            rules.append(f"parameter_{number}_{place}: {opening} {name}")
+            rules.append(f"{name}[suffix={_quoted('</parameter>')}]: {_TEXT}")
+            rules.append(f"parameter_{number}_{place}: {opening} {name} {_quoted(_LINE)}")
         else:
-            rules.append(f"parameter_{number}_{place}: {opening} @{name} {_quoted(end)}")
+            end = _quoted("\n</parameter>\n")
+            rules.append(f"parameter_{number}_{place}: {opening} @{name} {end}")
             schemas.append((name, json.dumps(_with_definitions(schema, tool.parameters))))
         references.append(f"parameter_{number}_{place}" + ("" if key in required else "?"))
     return " ".join(references), "\n".join(rules), schemas

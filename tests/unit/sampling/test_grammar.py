@@ -28,7 +28,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def compiler():
-    return GrammarCompiler(TOKENS, special=(END, CONTROL), ends=(END,), vocabulary_size=SIZE)
+    return GrammarCompiler(TOKENS, special=(CONTROL,), ends=(END,), vocabulary_size=SIZE)
 
 
 def grammar(compiler, text, kind=ConstraintKind.SCHEMA):
