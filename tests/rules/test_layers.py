@@ -60,6 +60,7 @@ LAZY = {
     "text/bpe.py": "tokenizers takes 30 ms, and reading a vocabulary's metadata does not need it",
     "text/wordpiece.py": "as in bpe.py",
     "text/rendering.py": "Jinja is loaded when a template is first rendered",
+    "text/template_child.py": "limits of processes exist on POSIX only",
     "sampling/grammar.py": "llguidance is loaded when a grammar is first compiled",
     "hub/huggingface.py": "huggingface_hub takes 300 ms, and most runs fetch nothing",
     "devices/cpu/compile.py": "worker processes are needed only when something must be compiled",
