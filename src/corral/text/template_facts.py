@@ -10,7 +10,9 @@ Try: TypeAlias = Callable[[Mapping[str, object]], str | None]
 """Renders variables; None where the template refuses them."""
 
 _PROBE: Final = "corral probe"
-_NAME: Final = "corral_probe"
+_TOOL_NAME: Final = "corral_tool"
+_NAME: Final = "corral_called"
+"""Of the call, another one than of the tool, which templates write too."""
 _KEY: Final = "corral_key"
 _RESULT: Final = "corral_result"
 _ID: Final = "corral001"  # Mistral's templates want nine letters or digits
@@ -72,12 +74,12 @@ _THINKING = re.compile(r"\.thinking\b|\[['\"]thinking['\"]\]")
 _TOOL: Final = {
     "type": "function",
     "function": {
-        "name": _NAME,
+        "name": _TOOL_NAME,
         "description": "A probe.",
         "parameters": {
             "type": "object",
-            "properties": {_KEY: {"type": "string", "description": "A value."}},
-            "required": [_KEY],
+            "properties": {"value": {"type": "string", "description": "A value."}},
+            "required": ["value"],
         },
     },
 }
@@ -114,7 +116,7 @@ def _writes_system(render: Try) -> bool:
 def _writes_tools(render: Try) -> bool:
     forms: tuple[object, ...] = ("?", [{"type": "text", "text": "?"}])
     texts = (render(_variables([_user(form)], [_TOOL])) for form in forms)
-    return any(_NAME in (text or "") for text in texts)
+    return any(_TOOL_NAME in (text or "") for text in texts)
 
 
 def _find_calls(render: Try) -> tuple[ArgumentsForm, bool]:
@@ -137,8 +139,7 @@ def _find_calls(render: Try) -> tuple[ArgumentsForm, bool]:
 def _is_written_well(text: str) -> bool:
     """Say whether arguments were written, and as no more than themselves."""
     wrong = (f"'{_KEY}'", f'\\"{_KEY}')  # as Python has them, or as JSON inside JSON
-    _, _, behind = text.rpartition(_KEY)
-    return f"{_KEY}" in text and bool(behind) and not any(form in text for form in wrong)
+    return _KEY in text and not any(form in text for form in wrong)
 
 
 def _is_any_role_written(render: Try) -> bool:
