@@ -19,6 +19,8 @@ from corral.text.parsers.deltas import (
     Sink,
 )
 from corral.text.parsers.forms import Handler, Reading, Schemas, ToolForm
+from corral.text.parsers.gemma import CALL as GEMMA_CALL
+from corral.text.parsers.gemma import FUNCTION_CALL, FUNCTION_GEMMA, GEMMA
 from corral.text.parsers.harmony import CHANNEL, HARMONY, MESSAGE
 from corral.text.parsers.llama import LLAMA, PYTHON
 from corral.text.parsers.mistral import ARGUMENTS, MISTRAL, MISTRAL_NAMED
@@ -67,6 +69,7 @@ _TAGS: Final = (
     ReasoningTags("[THINK]", "[/THINK]"),  # Magistral
     ReasoningTags("<seed:think>", "</seed:think>"),
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ReasoningTags("<|channel>thought\n", "<channel|>"),  # Gemma 4
 )
 _LLAMA_RESULTS: Final = "<|start_header_id|>ipython<|end_header_id|>"
 
@@ -85,7 +88,7 @@ def reply_format(source: str, prompt_tail: str = "", *, has_tools: bool = False)
     tags = next((tags for tags in _TAGS if tags.open in source or tags.close in source), None)
     return ReplyFormat(
         reasoning=tags,
-        starts_in_reasoning=tags is not None and prompt_tail.rstrip().endswith(tags.open),
+        starts_in_reasoning=tags is not None and prompt_tail.rstrip().endswith(tags.open.rstrip()),
         tools=(_tool_form(source) or HERMES) if has_tools else None,
     )
 
@@ -100,6 +103,10 @@ def _tool_form(source: str) -> ToolForm | None:
         return MISTRAL_NAMED if ARGUMENTS in source else MISTRAL
     if DEEPSEEK_CALLS in source:
         return DEEPSEEK if FENCE in source else DEEPSEEK_PLAIN
+    if GEMMA_CALL in source:
+        return GEMMA
+    if FUNCTION_CALL in source:
+        return FUNCTION_GEMMA
     if FUNCTION in source:
         return QWEN_CODER
     if OPEN in source:
@@ -144,10 +151,10 @@ class ReplyParser:
 
         Args:
             is_control: the text is that of a control token, as the vocabulary spells it
-                (`Tokenizer.token_text`). One that is a mark of the format is read as such, any
-                other is not shown.
+                (`Tokenizer.token_text`). One that is a mark of the format, or part of one, is read
+                as such, any other is not shown.
         """
-        if is_control and text not in self._markup:
+        if is_control and not any(text in mark for mark in self._markup):
             return []
         self._source.feed(text)
         self._go_on()

@@ -31,6 +31,8 @@ TEMPLATES = {
     "phi": "{{ '<|tool|>' }}",
     "deepseek": "{{ '<｜tool▁calls▁begin｜>```json' }}",
     "deepseek-plain": "{{ '<｜tool▁calls▁begin｜>' }}",
+    "gemma": "{{ '<|tool_call>call:' }}{{ '<|channel>thought\\n<channel|>' }}",
+    "function-gemma": "{{ '<start_function_call>' }}",
     "harmony": "{{ '<|channel|>analysis<|message|>' }}",
 }
 SCHEMAS = {"f": {"properties": {"x": {"type": "string"}, "n": {"type": "integer"}}}}
@@ -142,6 +144,28 @@ REPLIES = [
         "harmony",
         "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{}<|call|>",
         ("", "", [("f", "{}")]),
+    ),
+]
+
+
+REPLIES += [
+    (
+        "gemma",
+        '<|channel>thought\nhm<channel|>a<|tool_call>call:f{x:<|"|>a"b<|"|>,n:[1,{k:true}]}<tool_call|>',
+        ("a", "hm", [("f", '{"x": "a\\"b", "n": [1, {"k": true}]}')]),
+    ),
+    (
+        "gemma",
+        "<|tool_call>call:f{}<tool_call|><|tool_call>call:g{}",
+        ("", "", [("f", "{}"), ("g", "{}")]),
+    ),
+    ("gemma", '<|tool_call>call:f{"x": "a:}", "n": 1}<tool_call|>', ("", "", [("f", None)])),
+    ("gemma", '<|tool_call>call:f{x:<|"|>a', ("", "", [("f", '{"x": "a')])),
+    ("gemma", "<|tool_call>no", ("<|tool_call>no", "", [])),
+    (
+        "function-gemma",
+        "<start_function_call>call:f{x:<escape>a<escape>}<end_function_call>",
+        ("", "", [("f", '{"x": "a"}')]),
     ),
 ]
 

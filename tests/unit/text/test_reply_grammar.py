@@ -22,6 +22,7 @@ from corral.text.reply_grammar import ToolSchema, answer_grammar, tool_grammar
 
 MARKS = (
     *("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|/tool_call|>", "</think>", "<|python_tag|>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>"),
     *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
 )
@@ -63,6 +64,8 @@ FORMS = {
     "mistral-named": "[TOOL_CALLS][ARGS]",
     "deepseek": "<｜tool▁calls▁begin｜>```json",
     "deepseek-plain": "<｜tool▁calls▁begin｜>",
+    "gemma": "<|tool_call>",
+    "function-gemma": "<start_function_call>",
     "harmony": "<|channel|><|message|>",
 }
 ANSWER = GrammarPart("answer", ConstraintKind.REGEX, "[0-9]{3}")
