@@ -1,7 +1,7 @@
 """The contract on a socket: frames of msgpack, each behind its length.
 
     router                          worker
-       │── Hello ─────────────────────▶│      a frame: 4 bytes of length, little-endian, then msgpack
+       │── Hello ─────────────────────▶│   frame: length in 4 bytes, little-endian; msgpack
        │◀──────────────────── Hello ───│
        │── Start ─────────────────────▶│
        │◀─────────────── Progress* ────│
