@@ -18,7 +18,8 @@ NUMPY_FREE = (
     *("corral.tensor.build", "corral.tensor.rewrite", "corral.tensor.verify"),
     *("corral.kv.spec", "corral.kv.pool", "corral.kv.table"),
     *("corral.quant.types", "corral.quant.packed"),
-    *("corral.contract.messages", "corral.contract.service"),
+    *("corral.contract.messages", "corral.contract.service", "corral.contract.wire"),
+    *("corral.router.process", "corral.router.remote", "corral.router.supervisor"),
     *("corral.devices.base", "corral.devices.registry", "corral.devices.cpu.traits"),
     *("corral.devices.probe", "corral.devices.probe_child", "corral.devices.context_cost"),
 )
