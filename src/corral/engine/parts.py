@@ -5,15 +5,17 @@ The library's `Model` and the service are two ways to drive the same parts.
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from threading import Lock
 
 from corral.devices import registry
 from corral.devices.base import Device, Progress
 from corral.engine.engine import Engine
 from corral.engine.load import LoadedModel, held_by_driver, load_file
+from corral.engine.reply_plan import grammar_compiler
 from corral.engine.runner import Runner
 from corral.engine.samplers import Samplers
 from corral.engine.templates import chat_template
@@ -22,7 +24,10 @@ from corral.hub.resolve import resolve
 from corral.interrupts import deferred
 from corral.memory.ledger import Ledger, LedgerEntry
 from corral.models.footprint import choose_limits
+from corral.sampling.grammar import GrammarCompiler
+from corral.text.rendering import Renderer
 from corral.text.template import ChatTemplate
+from corral.text.template_process import ProcessRenderer
 from corral.text.tokenizer import Tokenizer
 
 
@@ -39,6 +44,9 @@ class ModelParts:
     num_parameters: int
     _ledger: Ledger
     _closing: ExitStack
+    isolates_template: bool = False
+    """Whether the chat template runs in a process of its own."""
+    _opening: Lock = field(default_factory=Lock)
 
     @property
     def context(self) -> int:
@@ -60,14 +68,28 @@ class ModelParts:
         """Makes the samplers of answers; for one thread."""
         return Samplers(self.tokenizer, self.vocabulary_size)
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
-        """The model's chat template.
+        """The model's chat template; from any thread.
 
         Raises:
             TemplateError: if the file has none, or one that cannot be used.
         """
-        return chat_template(self.metadata, self.tokenizer)
+        with self._opening:
+            return self._template
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        compiler = self._isolated if self.isolates_template else None
+        return chat_template(self.metadata, self.tokenizer, compiler)
+
+    def _isolated(self, source: str) -> Renderer:
+        return self._closing.enter_context(ProcessRenderer(source))
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what answers must fit."""
+        return grammar_compiler(self.tokenizer, self.vocabulary_size)
 
     def memory(self) -> tuple[LedgerEntry, ...]:
         """Return every byte the model holds, and those of its device's context."""
@@ -89,12 +111,14 @@ def load_parts(
     kv_blocks: int | None = None,
     threads: int | None = None,
     chunk_beside: int | None = None,
+    isolates_template: bool = False,
     progress: Progress | None = None,
 ) -> ModelParts:
     """Load a model with what belongs to it; all of it or nothing.
 
     `chunk_beside` is how many prompt tokens a step computes at most while sequences decode, by
-    default what suits the device; the other settings are those of `Model.load`.
+    default what suits the device. `isolates_template` runs the chat template, which is code from
+    outside, in a process of its own. The other settings are those of `Model.load`.
 
     Raises:
         UsageError: if the name or a setting is wrong.
@@ -132,6 +156,7 @@ def load_parts(
             num_parameters=num_parameters,
             _ledger=ledger,
             _closing=stack.pop_all(),
+            isolates_template=isolates_template,
         )
 
 

@@ -18,7 +18,7 @@ from threading import Condition, Thread
 from typing import Self
 
 from corral.contract.events import Event, FinishReason, error_event
-from corral.contract.messages import GenerationRequest
+from corral.contract.messages import ChatPrompt, GenerationRequest
 from corral.contract.questions import (
     Answer,
     DescribeQuestion,
@@ -32,6 +32,7 @@ from corral.engine.asking import answer, describe
 from corral.engine.counts import Counts
 from corral.engine.flight import Emission
 from corral.engine.parts import ModelParts
+from corral.engine.reply_plan import plan_reply
 from corral.engine.sequence import SequenceState
 from corral.engine.templates import prompt_tokens
 from corral.errors import Closed, InternalError, InvalidArgument, QueueFull, TimeLimitExceeded
@@ -178,7 +179,15 @@ class EngineService:
         parts, request = self._parts, answering.request
         try:
             tokens = prompt_tokens(request.prompt, parts.tokenizer, lambda: parts.template)
-            sampler = self._samplers.make(request.sampling, ignore_eos=request.ignore_eos)
+            is_chat = isinstance(request.prompt, ChatPrompt)
+            source = parts.template.source if is_chat else ""
+            plan = plan_reply(request, tokens, parts.tokenizer, source)
+            answering.read_as(plan)
+            sampler = self._samplers.make(
+                request.sampling,
+                ignore_eos=request.ignore_eos,
+                grammar=None if plan.grammar is None else parts.grammars.compile(plan.grammar),
+            )
         except Exception as error:
             self._inbox.put(partial(self._fail, answering, error))
         else:

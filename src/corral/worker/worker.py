@@ -116,6 +116,7 @@ class Worker:
             kv_blocks=spec.kv_blocks,
             threads=spec.threads,
             chunk_beside=spec.chunk_beside,
+            isolates_template=True,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),
         )
         return EngineService(
