@@ -37,7 +37,7 @@ class Loaded:
         self.ledger = Ledger()
         self.loaded = load_model(path, limits, device, self.ledger)
         groups = self.loaded.design.kv.groups
-        self.runner = Runner(self.loaded.backend, self.loaded.programs[0], groups)
+        self.runner = Runner(self.loaded.parts, groups)
         self.engine = Engine(self.runner, groups, context=limits.context)
         self.num_blocks = tuple(group.num_blocks for group in groups)
 
@@ -76,7 +76,7 @@ class Recorder:
     def __init__(self, runner):
         self._runner = runner
         self.shapes = runner.shapes
-        self.is_asynchronous = False
+        self.is_asynchronous = self.can_feed = False
         self.logits = {}
 
     @classmethod

@@ -2,10 +2,9 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,24 +14,22 @@ from numpy.typing import NDArray
 
 from corral.config import MAX_THREADS
 from corral.contract.sampling import SamplingParams
-from corral.devices import registry
-from corral.devices.base import Device, Progress
+from corral.devices.base import Progress
 from corral.engine import checks
 from corral.engine.answers import Answers
 from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
-from corral.engine.load import LoadedModel, held_by_driver, load_file
+from corral.engine.holding import held_by_driver
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
+from corral.engine.opened import OpenedModel, Sizes, open_by_name
 from corral.engine.options import Options
 from corral.engine.runner import Runner
+from corral.engine.targets import Targets
 from corral.engine.templates import chat_template
 from corral.errors import Closed, ContextExceeded
-from corral.gguf import Metadata, open_model
-from corral.hub.resolve import resolve
 from corral.interrupts import deferred
-from corral.memory.ledger import Ledger, format_bytes
-from corral.models.footprint import choose_limits
+from corral.memory.ledger import format_bytes
 from corral.sampling.candidates import Workspace
 from corral.sampling.sampler import Sampler
 from corral.text.chat import encode_chat
@@ -58,32 +55,19 @@ class ChatReply:
 class Model:
     """One loaded model. Made by `load`; a context manager; not for two threads at once."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        metadata: Metadata,
-        tokenizer: Tokenizer,
-        *,
-        name: str,
-        device: Device,
-        ledger: Ledger,
-        closing: ExitStack,
-        watch: GrowthWatch | None = None,
-    ) -> None:
-        """Put an engine on a loaded model; use `load` instead."""
-        self.metadata = metadata
-        self.name = name
-        self.device = device.name
-        self._device = device
-        self._loaded = loaded
-        self._ledger = ledger
-        self._closing = closing
-        groups = loaded.design.kv.groups
-        runner = Runner(loaded.backend, loaded.programs[0], groups)
+    def __init__(self, opened: OpenedModel, *, watch: GrowthWatch | None = None) -> None:
+        """Put an engine on an opened model; use `load` instead."""
+        self.metadata = opened.metadata
+        self.name = opened.name
+        self.device = ",".join(device.name for device in opened.devices)
+        self._opened = opened
+        self._loaded = opened.loaded
+        groups = self._loaded.design.kv.groups
+        runner = Runner(self._loaded.parts, groups)
         engine = Engine(runner, groups, context=self.context)
-        self._answers = Answers(engine, name=name, watch=watch)
+        self._answers = Answers(engine, name=self.name, watch=watch)
         self._workspace = Workspace(self.vocabulary_size)
-        self._tokenizer = tokenizer
+        self._tokenizer = opened.tokenizer
         self._template: ChatTemplate | None = None
 
     @classmethod
@@ -91,7 +75,9 @@ class Model:
         cls,
         name: str | Path,
         *,
-        device: str = "auto",
+        device: str | Sequence[str] = "auto",
+        split: Sequence[float] | None = None,
+        gpu_layers: int | None = None,
         context: int | None = None,
         parallel: int = 1,
         kv_type: str = "f16",
@@ -103,7 +89,11 @@ class Model:
 
         Args:
             name: a str; or a Path, which is always that of a file.
-            device: "auto" (today the CPU), "cpu", "cuda:0", a card's UUID, or "reference".
+            device: "auto" (today the CPU), "cpu", "cuda:0", a card's UUID, or "reference"; or
+                several, each of which gets a run of layers with their keys and values.
+            split: for each device the weights it gets, in proportion; by default equal parts.
+            gpu_layers: how many of the last layers are on the device, a card then, or on several;
+                the others are on the CPU.
             context: tokens of one sequence; by default the model's own, at most 4096.
             parallel: sequences at once.
             kv_type: "f16", "bf16", "f32" or "q8_0".
@@ -120,47 +110,24 @@ class Model:
             OutOfMemory: if it does not fit; nothing of it is left.
         """
         name = checks.model_name(name)
-        context = checks.integer_or_none("context", context, low=1)
-        parallel = checks.integer("parallel", parallel, low=1)
-        kv_type = checks.text("kv_type", kv_type)
+        sizes = Sizes(
+            checks.integer_or_none("context", context, low=1),
+            checks.integer("parallel", parallel, low=1),
+            checks.text("kv_type", kv_type),
+        )
         threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
         checks.progress(progress)
         watch_growth = checks.flag("watch_growth", watch_growth)
-        with ExitStack() as stack:
-            on = registry.open(device, threads=threads)
-            stack.callback(on.close)
-            # What can be refused now was: a wrong setting shall not wait for a download.
-            path, ledger = resolve(name, progress=progress), Ledger()
-            with open_model(path) as file, ThreadPoolExecutor(1) as beside:
-                metadata = file.metadata
-                limits = choose_limits(
-                    metadata,
-                    context=context,
-                    parallel=parallel,
-                    kv_type=kv_type,
-                    chunk=on.traits.chunk_tokens,
-                )
-                tokenizer = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
-                loaded = load_file(file, limits, on, ledger, progress=progress)
-                stack.callback(loaded.close)
-                words = tokenizer.result()
-            closing = stack.pop_all()
-        return cls(
-            loaded,
-            metadata,
-            words,
-            name=path.name,
-            device=on,
-            ledger=ledger,
-            closing=closing,
-            watch=GrowthWatch(lambda: on.allocated_bytes) if watch_growth else None,
-        )
+        targets = Targets.of(device, split, gpu_layers)
+        opened = open_by_name(name, targets, sizes, threads=threads, progress=progress)
+        watch = GrowthWatch(lambda: opened.allocated_bytes) if watch_growth else None
+        return cls(opened, watch=watch)
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""
         with deferred:
             self._answers.close()
-            self._closing.close()
+            self._opened.closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -344,7 +311,8 @@ class Model:
 
         A device's context is listed as long as it lives; models on one device share it.
         """
-        entries = (*self._ledger.statistics(), *held_by_driver(self._device))
+        contexts = chain.from_iterable(map(held_by_driver, self._opened.devices))
+        entries = (*self._opened.ledger.statistics(), *contexts)
         return MemoryStatistics.of(entries, self._answers.growth())
 
     def statistics(self) -> EngineStatistics:
