@@ -227,8 +227,11 @@ class FakeExecution:
         self._put("wait_event", stream, lambda: None)
 
     def synchronize_event(self, event: int) -> None:
-        self._enter("synchronize_event")
-        self._alive("synchronize_event", "event", event)
+        self._enter("synchronize_event")  # needs no current context, as was seen on a card
+        ordinal, kind, context = self._handles.get(event, (0, "", 0))
+        if kind != "event" or self._contexts.get(ordinal + 1) != context:
+            self.violations.append("synchronize_event with an event that is not there")
+            raise self._failure("synchronize_event", "invalid handle")
 
     def elapsed_ms(self, begin: int, end: int) -> float:
         self._enter("elapsed_ms")

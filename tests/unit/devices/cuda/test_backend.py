@@ -1,0 +1,250 @@
+"""The backend on a played driver: what it launches, waits for, keeps and gives back."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+import tiny
+from corral.devices.context_cost import ContextCost
+from corral.devices.cuda.compile import Cubin, Usage
+from corral.devices.cuda.contexts import Contexts
+from corral.devices.cuda.opening import device_of
+from corral.devices.cuda.traits import DECODE_BUCKETS
+from corral.devices.nvml import NvmlMemory
+from corral.devices.reading import Sources
+from corral.engine.engine import Engine
+from corral.engine.runner import Runner
+from corral.errors import Closed, InternalError, OutOfMemory, StaleContext
+from corral.memory.ledger import Ledger
+from corral.memory.lifetime import Lifetime
+from corral.models.footprint import Limits
+from corral.quant.types import DType
+from fake_driver import CONTEXT_BYTES, TOTAL_BYTES, FakeDriver
+from fake_nvml import FakeNvml
+from loaded import load_model, prompt, sampler
+
+LIMITS = Limits(context=512, parallel=4, kv_type="f16", chunk=256, outputs=8)
+
+
+class PlayedCompiler:
+    """Gives each kernel a cubin that the played driver takes."""
+
+    def request(self, instances, arch, progress=None):
+        assert arch == "sm_90a"
+        return {one: Cubin(one.name, Usage(), "", one.name.encode()) for one in instances}
+
+
+class LiveNvml(FakeNvml):
+    """Tells what the played driver shows."""
+
+    def __init__(self, driver):
+        super().__init__()
+        self._driver = driver
+
+    def memory(self, uuid):
+        used = self._driver.used(0)
+        return NvmlMemory(TOTAL_BYTES, 0, TOTAL_BYTES - used, used)
+
+
+@pytest.fixture
+def driver():
+    """Return a driver that must see nothing wrong; only the context may stay."""
+    played = FakeDriver()
+    yield played
+    assert not played.violations
+    assert played.used(0) in (0, CONTEXT_BYTES)
+
+
+@pytest.fixture
+def device(driver):
+    """Return a device whose kernels need no compiler."""
+    sources = Sources(host=lambda: None, nvml=LiveNvml(driver))
+    cost = ContextCost(CONTEXT_BYTES, is_measured=True)
+    opened = device_of("cuda:0", Contexts(driver), lambda: sources, cost=lambda card: cost)
+    opened.compiler = PlayedCompiler()
+    with opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Return a small model's file."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    return tiny.write(path, table=tiny.tensors(dtype=DType.Q8_0))
+
+
+@pytest.fixture
+def model(path, device):
+    """Return a loaded model."""
+    with closing(load_model(path, LIMITS, device, Ledger())) as loaded:
+        yield loaded
+
+
+def inputs(model, rows):
+    """Return the inputs of a batch of one sequence each."""
+    blocks = model.programs[0].plan.graph.shape_class.blocks
+    numbers = np.arange(rows, dtype=np.int32)
+    tables = np.zeros((min(rows, LIMITS.parallel), blocks), np.int32)
+    return {
+        "tokens": numbers,
+        "positions": numbers,
+        "sequences": numbers % LIMITS.parallel,
+        "output_rows": numbers[:4],
+        "tables": tables,
+    }
+
+
+def run(model, rows, **options):
+    model.backend.run(model.programs[0], inputs(model, rows), min(rows, 4), **options)
+
+
+def read(model):
+    program = model.programs[0]
+    return model.backend.read(program, program.plan.graph.outputs[0], 1)
+
+
+def test_a_step_is_one_graph(driver, model):
+    """Its launches are those of the smallest bucket; a prompt's are launched one by one."""
+    driver.calls.clear()
+    run(model, 3)
+    read(model)
+    assert driver.calls.count("launch_executable") == 1
+    driver.launches.clear()
+    driver.calls.clear()
+    run(model, 200)
+    read(model)
+    assert driver.calls.count("launch_executable") == 0
+    assert any("attention" in launch.name for launch in driver.launches)
+    assert all(launch.geometry.is_dependent for launch in driver.launches)
+
+
+def test_buckets_up_to_the_sequences_are_captured(driver, model):
+    """Steps in which every sequence goes on by a token, and no others."""
+    captured = [each.bucket for each in model.programs[0].passes if each.graph is not None]
+    assert captured == [bucket for bucket in DECODE_BUCKETS if bucket <= LIMITS.parallel]
+
+
+def test_nothing_is_made_by_a_step(driver, model):
+    """Neither memory nor records nor handles."""
+    run(model, 1)
+    read(model)
+    made, records = len(driver._handles), model.programs[0].buffers.records.statistics()
+    for rows in (1, 2, 4, 200, 1):
+        run(model, rows)
+        read(model)
+    assert len(driver._handles) == made
+    assert model.programs[0].buffers.records.statistics() == records
+
+
+def test_the_record_pool_is_as_large_as_lowering_needs(model):
+    """Not a record too few; the plan counts at most one for each launch."""
+    statistics = model.programs[0].buffers.records.statistics()
+    assert 0 < statistics.used <= statistics.capacity
+
+
+def test_two_that_choose_may_be_under_way(driver, model):
+    """Each with inputs of its own, so that the second does not write over the first's."""
+    program = model.programs[0]
+    run(model, 1, chooses=True)
+    run(model, 2, chooses=True)
+    first, second = (staging._arrays["tokens"] for staging in program.stagings)
+    assert (len(first), first[:1].tolist()) == (len(second), [0])
+    assert first.ctypes.data != second.ctypes.data
+    with pytest.raises(InternalError, match="read one first"):
+        run(model, 1, chooses=True)
+    assert model.backend.choices(program, 1).shape == (1,)
+    assert model.backend.choices(program, 2).shape == (2,)
+
+
+def test_what_is_copied_back_is_what_was_asked_for(driver, model):
+    """Chosen tokens only, or rows of logits."""
+    driver.calls.clear()
+    run(model, 2, chooses=True)
+    model.backend.choices(model.programs[0], 2)
+    run(model, 2)
+    read(model)
+    assert driver.calls.count("enqueue_to_host") == 2
+
+
+def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
+    """The engine takes them as they are, and feeds the next evaluation before it has them."""
+    program, groups = model.programs[0], model.design.kv.groups
+    chosen = program.buffers.choices_address(program.plan)
+
+    def play(launch):
+        if "argmax_merge" in launch.name:
+            driver._touch("play", chosen, 4)[:] = (7).to_bytes(4, "little")
+
+    driver.executes = play
+    engine = Engine(Runner(model.backend, program, groups), groups, context=LIMITS.context)
+    greedy = sampler(temperature=0.0)
+    sequence = engine.submit(prompt(5), sampler=greedy, max_tokens=6)
+    while sequence.finish_reason is None:
+        engine.step()
+    assert sequence.tokens[5:] == [7] * 6
+    given = [staging._arrays["tokens"][0] for staging in program.stagings]
+    assert -1 in given
+
+
+def test_a_kept_context_is_all_that_stays(driver, device, path):
+    """Graphs, modules, streams, events and memory end with the model."""
+    ledger = Ledger()
+    model = load_model(path, LIMITS, device, ledger)
+    assert device.allocated_bytes == sum(e.allocated_bytes for e in ledger.statistics())
+    model.close()
+    model.close()
+    assert driver.used(0) == CONTEXT_BYTES
+    assert device.context.statistics().owned == {}
+    assert (device.allocated_bytes, ledger.statistics()) == (0, ())
+    with pytest.raises(Closed):
+        run(model, 1)
+
+
+def test_weights_are_packed_on_the_card(driver, device, path):
+    """Matrices go over as the file has them, into the arena, and a kernel packs them."""
+    sources = set()
+    driver.executes = lambda launch: (
+        sources.add(launch.fields[0]) if "::pack<" in launch.name else None
+    )
+    with closing(load_model(path, LIMITS, device, Ledger())) as model:
+        scratch = model.programs[0].buffers.scratch
+        assert sources
+        assert all(0 <= at - scratch.address < scratch.size_bytes for at in sources)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["create_stream", "create_event", "load_module", "function", "instantiate", "prepare"],
+)
+def test_any_call_of_a_load_may_fail(driver, device, path, call):
+    """Nothing but the context is left, and the next load works."""
+    driver.failures[call] = ["out of memory"]
+    ledger = Ledger()
+    with pytest.raises(OutOfMemory):
+        load_model(path, LIMITS, device, ledger)
+    assert driver.used(0) in (0, CONTEXT_BYTES)
+    assert (device.allocated_bytes, ledger.statistics()) == (0, ())
+    assert device.context.statistics().owned == {}
+    load_model(path, LIMITS, device, ledger).close()
+
+
+def test_a_reset_by_others_is_noticed(driver, device, path):
+    """Nothing is launched in a context that is gone; a new model begins a new one."""
+    model = load_model(path, LIMITS, device, Ledger())
+    driver.reset(0)
+    with pytest.raises(StaleContext):
+        run(model, 1)
+    model.close()
+    load_model(path, LIMITS, device, Ledger()).close()
+
+
+def test_staging_holds_inputs_of_each_flight_and_results(model):
+    """They lie one behind the other, in pinned memory of the model."""
+    plan, buffers = model.programs[0].plan, model.programs[0].buffers
+    layout = plan.staging
+    logits = plan.graph.outputs[0]
+    assert layout.offsets[logits.name] == 2 * layout.inputs_bytes
+    assert layout.choices(1) + layout.choices_bytes == layout.size_bytes
+    assert layout.size_bytes <= buffers.staging.size_bytes
+    assert buffers.staging.lifetime is Lifetime.STAGING
