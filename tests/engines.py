@@ -2,7 +2,7 @@
 
 import pytest
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.engine.engine import Engine
 from corral.kv.spec import GroupSpec, blocks_for, window_blocks
 from corral.sampling.sampler import Sampler

@@ -3,7 +3,7 @@
 import numpy as np
 
 import tiny
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.engine.engine import Engine
 from corral.engine.load import load_file
 from corral.engine.runner import Runner

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from corral import devices
-    from corral.contract.messages import FinishReason, SamplingParams
+    from corral.contract.events import FinishReason
+    from corral.contract.sampling import SamplingParams
     from corral.devices.reading import DeviceReading
     from corral.engine.generation import Generation
     from corral.engine.metrics import (
@@ -49,7 +50,7 @@ _HOMES = {
     "ChatReply": "corral.engine.model",
     "CorralError": "corral.errors",
     "DeviceReading": "corral.devices.reading",
-    "FinishReason": "corral.contract.messages",
+    "FinishReason": "corral.contract.events",
     "Generation": "corral.engine.generation",
     "GenerationStatistics": "corral.engine.metrics",
     "MemoryGrowth": "corral.engine.metrics",
@@ -57,7 +58,7 @@ _HOMES = {
     "MemoryStatistics": "corral.engine.metrics",
     "Model": "corral.engine.model",
     "PlanReport": "corral.engine.planning",
-    "SamplingParams": "corral.contract.messages",
+    "SamplingParams": "corral.contract.sampling",
     "Slope": "corral.memory.growth",
     "plan": "corral.engine.planning",
 }

@@ -13,7 +13,10 @@
     ├── ResourceError              the machine is at fault
     │   ├── OutOfMemory            a plan does not fit; nothing was allocated
     │   ├── DownloadError          a model could not be fetched
-    │   └── DeviceUnavailable      no such device here, or its driver is missing
+    │   ├── DeviceUnavailable      no such device here, or its driver is missing
+    │   ├── QueueFull              as many requests wait as may
+    │   ├── WorkerLost             the process that held the model is gone
+    │   └── TimeLimitExceeded      nobody answered in time
     ├── LifecycleError             an object was used outside its life
     │   ├── Closed                 used after close()
     │   └── StaleContext           belongs to a device context that is gone
@@ -133,6 +136,25 @@ class DeviceUnavailable(ResourceError):
     """The device does not exist here, or its driver is missing."""
 
     code = "device_unavailable"
+
+
+class QueueFull(ResourceError):
+    """As many requests wait as may; another is welcome later."""
+
+    code = "queue_full"
+
+
+class WorkerLost(ResourceError):
+    """The process that held the model is gone, and what it was computing with it."""
+
+    code = "worker_lost"
+
+
+class TimeLimitExceeded(ResourceError):
+    """Something took longer than it may."""
+
+    code = "time_limit_exceeded"
+    http_status = 504
 
 
 class LifecycleError(CorralError):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.engine.model import Model
 from smollm2 import demo_path, needs_demo
 

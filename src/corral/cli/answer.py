@@ -56,7 +56,7 @@ class AnswerOptions:
         Raises:
             InvalidArgument: a sampling parameter is out of range.
         """
-        from corral.contract.messages import SamplingParams
+        from corral.contract.sampling import SamplingParams
 
         values = {name: getattr(parsed, name) for name in _SAMPLING}
         given = {name: value for name, value in values.items() if value is not None}

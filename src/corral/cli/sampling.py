@@ -36,7 +36,7 @@ def choose(model: "Model", given: Mapping[str, float]) -> "SamplingParams":
     Raises:
         InvalidArgument: a given value is out of range.
     """
-    from corral.contract.messages import SamplingParams
+    from corral.contract.sampling import SamplingParams
 
     advised = advice(model)
     _log.debug("sampling of %s: %s advised, %s given", model.name, advised, dict(given))
@@ -47,7 +47,7 @@ def advice(model: "Model") -> dict[str, float]:
     """Return what the makers of a model advise, by field; advice that cannot be is left out."""
     if model.name == DEMO.file_name:
         return dict(DEMO.sampling)
-    from corral.contract.messages import SamplingParams
+    from corral.contract.sampling import SamplingParams
 
     found: dict[str, float] = {}
     for key, field in KEYS.items():

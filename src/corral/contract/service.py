@@ -6,7 +6,9 @@ An engine is a Service, and so is a worker at the other end of a socket, and a s
 from collections.abc import Callable
 from typing import Protocol
 
-from corral.contract.messages import Event, GenerationRequest, ServiceStatistics
+from corral.contract.events import Event
+from corral.contract.messages import GenerationRequest
+from corral.contract.questions import Answer, Question
 
 Deliver = Callable[[Event], None]
 """Takes one event. It is called from a thread of the service and must return at once: it puts the
@@ -23,9 +25,13 @@ class Service(Protocol):
     def submit(self, request: GenerationRequest, deliver: Deliver) -> None:
         """Queue a request and return; its events go to `deliver`.
 
+        What is wrong with a request may be raised here or arrive as its ErrorEvent.
+
         Raises:
             InvalidArgument: a field is out of range, or the id belongs to a live request.
             ContextExceeded: the prompt is longer than the context.
+            QueueFull: as many requests wait as may.
+            WorkerLost: the process that holds the model is gone and not yet back.
             Closed: the service is closed.
         """
         ...
@@ -34,6 +40,11 @@ class Service(Protocol):
         """End a request soon, with reason CANCELLED; an unknown or finished one is no error."""
         ...
 
-    def statistics(self) -> ServiceStatistics:
-        """Return what the service holds now and has done since it started."""
+    def ask(self, question: Question, *, timeout_s: float) -> Answer:
+        """Wait for the answer to a question, for so many seconds at most.
+
+        Raises:
+            TimeLimitExceeded: there is none after that time.
+            CorralError: whatever the answering side raises; and WorkerLost and Closed as `submit`.
+        """
         ...

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from corral.contract.checks import refuse
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.errors import InvalidArgument
 
 _MESSAGES = "a list of messages, such as [{'role': 'user', 'content': 'Hello'}]"

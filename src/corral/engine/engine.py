@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.engine.batch import Rows
 from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Self
 
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.engine.answers import Answers
 from corral.engine.metrics import GenerationStatistics
 from corral.engine.sequence import Sequence

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.memory.growth import Slope
 from corral.memory.ledger import LedgerEntry
 

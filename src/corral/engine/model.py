@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.config import MAX_THREADS
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.devices import registry
 from corral.devices.base import Device, Progress
 from corral.engine import checks

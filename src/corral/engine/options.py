@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.engine import checks
 
 

@@ -6,7 +6,7 @@ WAITING ──admitted──▶ RUNNING ──stop, length, context, cancel─�
 import enum
 from dataclasses import dataclass, field
 
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.kv.prefix import Link
 from corral.kv.table import BlockTable
 from corral.sampling.sampler import Sampler

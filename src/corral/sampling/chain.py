@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.sampling import edits, steps
 from corral.sampling.candidates import Candidates, Logits
 from corral.sampling.history import History

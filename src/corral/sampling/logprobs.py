@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from corral.contract.messages import TokenLogprob, TokenLogprobs
+from corral.contract.events import TokenLogprob, TokenLogprobs
 from corral.sampling.candidates import Logits, Workspace, largest, require_finite
 
 # The OpenAI interface reports this for what is practically impossible; JSON has no infinity.

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from corral.contract.messages import SamplingParams, TokenLogprobs
+from corral.contract.events import TokenLogprobs
+from corral.contract.sampling import SamplingParams
 from corral.errors import InvalidArgument
 from corral.sampling import steps
 from corral.sampling.candidates import Logits, Workspace, largest, likeliest

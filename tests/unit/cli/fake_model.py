@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.engine.metrics import (
     GenerationStatistics,
     MemoryGrowth,

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from corral.cli.answer import statistics_line
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.engine.metrics import GenerationStatistics
 from unit.cli.fake_model import FakeModel
 

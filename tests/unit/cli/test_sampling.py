@@ -1,6 +1,6 @@
 """How tokens are chosen: options before advice, advice before defaults."""
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.hub.demo import DEMO
 from unit.cli.fake_model import FakeModel
 

@@ -9,28 +9,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral import errors
-from corral.contract.messages import (
-    MAX_LOGIT_BIASES,
-    MAX_MESSAGES,
-    MAX_SEED,
-    ChatPrompt,
+from corral.contract.events import (
     ErrorEvent,
     Event,
     FinishEvent,
     FinishReason,
-    GenerationRequest,
-    Message,
-    SamplingParams,
-    TextPrompt,
     Timings,
     TokenEvent,
     TokenLogprob,
     TokenLogprobs,
-    TokenPrompt,
     Usage,
     as_error,
     error_event,
 )
+from corral.contract.limits import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_SCHEMA_CHARACTERS, MAX_SEED
+from corral.contract.messages import (
+    ChatPrompt,
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    Message,
+    TextPrompt,
+    TokenPrompt,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from corral.contract.sampling import SamplingParams
 from corral.errors import InvalidArgument
 
 
@@ -138,6 +143,13 @@ def request(**fields):
         *(("stop", v) for v in ("stop", None, ("",), ("a", ""), (1,), ("x" * 1025,), ("a",) * 17)),
         ("stop", ("a",) * 10**5),
         *(("ignore_eos", v) for v in (None, 1, "true")),
+        *((field, 1) for field in ("is_parsed", "reuse", "namespace", "constraint", "tool_choice")),
+        ("constraint", Constraint("json")),
+        ("constraint", Constraint(ConstraintKind.SCHEMA, "")),
+        ("constraint", Constraint(ConstraintKind.REGEX, "a" * (MAX_SCHEMA_CHARACTERS + 1))),
+        ("tool_choice", ToolChoice("sometimes")),
+        ("tool_choice", ToolChoice(name=1)),
+        ("tool_choice", ToolChoice(is_parallel=1)),
         ("sampling", None),
         ("sampling", {"top_p": 2}),
     ],
@@ -146,6 +158,14 @@ def test_request_fields_out_of_range(field, value):
     """Every field refuses what is out of its range, by name."""
     with pytest.raises(InvalidArgument, match=rf"^{field}.* is .*; expected"):
         request(**{field: value}).validate()
+
+
+def said(**fields):
+    return ChatPrompt((Message("assistant", "", **fields),))
+
+
+def with_tools(*tools):
+    return ChatPrompt((Message("user", "a"),), tools=tools)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +193,14 @@ def test_request_fields_out_of_range(field, value):
         (ChatPrompt((Message(["user"], "a"),)), r"messages\[0\] role is a list of 1"),
         (ChatPrompt((Message("user", 123),)), r"messages\[0\] content is 123"),
         (ChatPrompt((Message("user", "a"),) * (MAX_MESSAGES + 1)), "messages is a tuple of 16385"),
+        (said(tool_calls=(1,)), r"messages\[0\] tool_calls\[0\] is 1"),
+        (said(tool_calls=(ToolCall("", "", "{}"),)), r"messages\[0\] tool_calls\[0\] name is ''"),
+        (said(reasoning=None), r"messages\[0\] reasoning is None"),
+        (with_tools(1), r"tools\[0\] is 1"),
+        (with_tools(Tool("")), r"tools\[0\] name is ''"),
+        (with_tools(Tool("a", parameters="")), r"tools\[0\] parameters is ''"),
+        (with_tools(Tool("a"), Tool("a")), r"tools\[1\] name is 'a'"),
+        (ChatPrompt((Message("user", "a"),), variables=None), "variables is None"),
     ],
 )
 def test_prompts_out_of_range(prompt, words):

@@ -3,14 +3,9 @@
 import subprocess
 import sys
 
-from corral.contract.messages import (
-    FinishEvent,
-    FinishReason,
-    GenerationRequest,
-    ServiceStatistics,
-    TextPrompt,
-    TokenEvent,
-)
+from corral.contract.events import FinishEvent, FinishReason, TokenEvent
+from corral.contract.messages import GenerationRequest, TextPrompt
+from corral.contract.questions import Answer, Question, ServiceStatistics, StatisticsQuestion
 from corral.contract.service import Deliver, Service
 
 
@@ -28,7 +23,8 @@ class Script:
     def cancel(self, request_id: str) -> None:
         pass
 
-    def statistics(self) -> ServiceStatistics:
+    def ask(self, question: Question, *, timeout_s: float) -> Answer:
+        assert isinstance(question, StatisticsQuestion)
         return ServiceStatistics(finished_requests=self.finished)
 
 
@@ -39,7 +35,7 @@ def test_a_script_is_a_service():
     service.submit(GenerationRequest(request_id="a", prompt=TextPrompt("Hi")), events.append)
     service.cancel("unknown")
     assert [type(event) for event in events] == [TokenEvent, FinishEvent]
-    assert service.statistics().finished_requests == 1
+    assert service.ask(StatisticsQuestion(), timeout_s=1).finished_requests == 1
 
 
 def test_light_imports():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.engine import checks
 from corral.engine.model import Model
 from corral.errors import InvalidArgument

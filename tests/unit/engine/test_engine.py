@@ -3,7 +3,8 @@
 import pytest
 
 import engines
-from corral.contract.messages import FinishReason, SamplingParams
+from corral.contract.events import FinishReason
+from corral.contract.sampling import SamplingParams
 from corral.engine.engine import Engine
 from corral.errors import ContextExceeded, InternalError, InvalidArgument, ModelError
 from corral.kv.spec import blocks_for

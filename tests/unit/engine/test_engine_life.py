@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from engines import FULL, SEQUENCES, WINDOWED, alone, finish, generated, is_empty, make, submit
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tiny
-from corral.contract.messages import FinishReason
+from corral.contract.events import FinishReason
 from corral.devices import registry
 from corral.engine.batch import Rows
 from corral.errors import ContextExceeded, ModelError, ResourceError

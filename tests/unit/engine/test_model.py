@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tiny
-from corral.contract.messages import FinishReason, SamplingParams
+from corral.contract.events import FinishReason
+from corral.contract.sampling import SamplingParams
 from corral.devices.reference.backend import ReferenceBackend
 from corral.engine.model import Model
 from corral.engine.planning import plan

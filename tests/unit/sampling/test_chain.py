@@ -2,7 +2,7 @@
 
 import pytest
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.sampling.chain import build_chain
 
 EVERYTHING = SamplingParams(

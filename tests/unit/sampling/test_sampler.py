@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.contract.messages import SamplingParams
+from corral.contract.sampling import SamplingParams
 from corral.errors import InvalidArgument, ModelError
 from corral.sampling.candidates import Workspace
 from corral.sampling.sampler import Sampler

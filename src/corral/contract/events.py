@@ -1,0 +1,143 @@
+"""What comes back from a service while it answers: plain frozen data.
+
+TokenEvent* ─▶ ErrorEvent? ─▶ FinishEvent
+"""
+
+import enum
+
+import msgspec
+
+from corral.errors import CorralError, InternalError
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token and the logarithm of its probability before bias, penalties and filters."""
+
+    token: int
+    logprob: float
+    piece: bytes = b""
+    """The token's bytes; empty where only ids are known."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """The token drawn, and the likeliest tokens in its place."""
+
+    drawn: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class FinishReason(enum.Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """An end token, or one of the stop texts."""
+    LENGTH = "length"
+    """`max_tokens` were generated."""
+    CONTEXT = "context"
+    """The context is full."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    """An ErrorEvent came just before."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens one request took."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of `prompt_tokens` that was taken from the prefix cache, not computed."""
+    generated_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one request went."""
+
+    queue_s: float = 0.0
+    prompt_s: float = 0.0
+    generation_s: float = 0.0
+
+
+class ContentDelta(msgspec.Struct, frozen=True, tag="content"):
+    """Text of the answer itself."""
+
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
+    """Text of what the model thinks before it answers."""
+
+    text: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
+    """A tool call begins, or its arguments go on."""
+
+    index: int
+    """Which call of the answer, from 0."""
+    id: str = ""
+    """Given with the first delta of a call, as is `name`."""
+    name: str = ""
+    arguments: str = ""
+    """The next piece of the arguments' JSON."""
+
+
+Delta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
+    """One token was drawn."""
+
+    request_id: str
+    token: int
+    text: str = ""
+    """Text that became certain with this token; empty inside a character or a possible stop."""
+    deltas: tuple[Delta, ...] = ()
+    """What the text means, in place of `text`, where the request wants its reply parsed."""
+    logprobs: TokenLogprobs | None = None
+
+
+class FinishEvent(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
+    """The answer is complete; the last event of its request."""
+
+    request_id: str
+    reason: FinishReason
+    text: str = ""
+    """Text still held back when the answer ended."""
+    deltas: tuple[Delta, ...] = ()
+    """The same, parsed, where the request wants that."""
+    has_tool_calls: bool = False
+    stop: str | None = None
+    """The stop text that ended the answer, if one did."""
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+
+
+class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """The request failed; a FinishEvent with reason ERROR follows."""
+
+    request_id: str
+    code: str
+    """The `code` of a class in `corral.errors`."""
+    message: str
+
+
+Event = TokenEvent | FinishEvent | ErrorEvent
+
+
+def error_event(request_id: str, error: BaseException) -> ErrorEvent:
+    """Describe an error for the other side; a foreign one only by its kind, not by its text."""
+    if isinstance(error, CorralError):
+        return ErrorEvent(request_id=request_id, code=error.code, message=str(error))
+    message = f"unexpected {type(error).__name__}; see the log of the worker"
+    return ErrorEvent(request_id=request_id, code=InternalError.code, message=message)
+
+
+def as_error(event: ErrorEvent) -> CorralError:
+    """Return the error an event describes; one of unknown code is an InternalError."""
+    pending: list[type[CorralError]] = [CorralError]
+    while pending:
+        kind = pending.pop()
+        if kind.code == event.code:
+            return kind(event.message)
+        pending.extend(kind.__subclasses__())
+    return InternalError(f"{event.code}: {event.message}")
