@@ -11,12 +11,23 @@ HEAVY = ("numpy", "llvmlite", "tokenizers", "jinja2", "huggingface_hub", "rich",
 
 NUMPY_FREE = (
     *("corral.gguf", "corral.models.footprint", "corral.models.architecture"),
-    *("corral.memory.plan", "corral.memory.ledger", "corral.memory.records"),
-    *("corral.tensor.build", "corral.tensor.rewrite", "corral.tensor.verify"),
+    *(
+        "corral.memory.plan",
+        "corral.memory.ledger",
+        "corral.memory.records",
+        "corral.memory.factors",
+    ),
+    *(
+        "corral.tensor.build",
+        "corral.tensor.rewrite",
+        "corral.tensor.verify",
+        "corral.tensor.steps",
+    ),
     *("corral.kv.spec", "corral.kv.pool", "corral.kv.table"),
     *("corral.quant.types", "corral.quant.packed"),
     *("corral.contract.messages", "corral.contract.service"),
-    *("corral.devices.base", "corral.devices.registry", "corral.devices.cpu.traits"),
+    *("corral.devices.base", "corral.devices.registry", "corral.devices.binding"),
+    *("corral.devices.cpu.traits", "corral.devices.cuda.traits", "corral.devices.cuda.lowering"),
     *("corral.devices.probe", "corral.devices.probe_child", "corral.devices.context_cost"),
 )
 """What the router process and `corral plan` live on."""
