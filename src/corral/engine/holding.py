@@ -6,11 +6,10 @@ from corral.devices.base import Device, ModelBuffers
 from corral.errors import OutOfMemory
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger, LedgerEntry, Reservation
-from corral.memory.lifetime import Lifetime
+from corral.memory.lifetime import Lifetime, is_elsewhere
 from corral.memory.plan import ModelPlan
 from corral.memory.records import RecordPool
 from corral.memory.traits import HOST
-from corral.models.fit import is_elsewhere
 
 Reserved = dict[Lifetime, Reservation]
 """Which entry of the ledger speaks of which bytes."""

@@ -19,9 +19,9 @@ from corral.engine.targets import Targets
 from corral.errors import DeviceUnavailable, InvalidArgument
 from corral.gguf import ModelFile, open_model
 from corral.hub.resolve import resolve
-from corral.memory.lifetime import Lifetime
+from corral.memory.lifetime import Lifetime, is_elsewhere
 from corral.memory.traits import HOST, DeviceTraits
-from corral.models.fit import DEFAULT_MARGIN, Room, Wish, fit_model, is_elsewhere
+from corral.models.fit import DEFAULT_MARGIN, Room, Wish, fit_model
 from corral.models.footprint import Limits, choose_limits, write_graph
 from corral.models.split import Footprint, SplitDesign, design_split
 

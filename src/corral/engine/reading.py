@@ -14,11 +14,10 @@ from corral.gguf import ModelFile
 from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger
-from corral.memory.lifetime import Lifetime
+from corral.memory.lifetime import Lifetime, is_elsewhere
 from corral.memory.plan import ModelPlan
 from corral.memory.stored import StoredSlot
 from corral.memory.traits import HOST
-from corral.models.fit import is_elsewhere
 from corral.tensor.ops import Constant, Op
 
 LEAST_SHARE = 2 << 20

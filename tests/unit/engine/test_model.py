@@ -556,7 +556,7 @@ class TestFailures:
             progress("download", 1, 2)
             return path
 
-        monkeypatch.setattr("corral.engine.model.resolve", fetch)
+        monkeypatch.setattr("corral.engine.opened.resolve", fetch)
         show = lambda stage, *_: stages.append(stage)  # noqa: E731
         Model.load("demo", device="reference", context=64, progress=show).close()
         assert stages[0] == "download"

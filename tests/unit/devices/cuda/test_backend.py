@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 import tiny
-from corral.devices.context_cost import ContextCost
-from corral.devices.cuda.compile import Cubin, Usage
-from corral.devices.cuda.contexts import Contexts
-from corral.devices.cuda.opening import device_of
 from corral.devices.cuda.traits import DECODE_BUCKETS
-from corral.devices.nvml import NvmlMemory
-from corral.devices.reading import Sources
 from corral.engine.engine import Engine
 from corral.engine.runner import Runner
 from corral.errors import Closed, InternalError, OutOfMemory, StaleContext
@@ -20,31 +14,11 @@ from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
 from corral.models.footprint import Limits
 from corral.quant.types import DType
-from fake_driver import CONTEXT_BYTES, TOTAL_BYTES, FakeDriver
-from fake_nvml import FakeNvml
+from fake_driver import CONTEXT_BYTES, FakeDriver
 from loaded import load_model, prompt, sampler
+from played_cards import cards
 
 LIMITS = Limits(context=512, parallel=4, kv_type="f16", chunk=256, outputs=8)
-
-
-class PlayedCompiler:
-    """Gives each kernel a cubin that the played driver takes."""
-
-    def request(self, instances, arch, progress=None):
-        assert arch == "sm_90a"
-        return {one: Cubin(one.name, Usage(), "", one.name.encode()) for one in instances}
-
-
-class LiveNvml(FakeNvml):
-    """Tells what the played driver shows."""
-
-    def __init__(self, driver):
-        super().__init__()
-        self._driver = driver
-
-    def memory(self, uuid):
-        used = self._driver.used(0)
-        return NvmlMemory(TOTAL_BYTES, 0, TOTAL_BYTES - used, used)
 
 
 @pytest.fixture
@@ -59,11 +33,7 @@ def driver():
 @pytest.fixture
 def device(driver):
     """Return a device whose kernels need no compiler."""
-    sources = Sources(host=lambda: None, nvml=LiveNvml(driver))
-    cost = ContextCost(CONTEXT_BYTES, is_measured=True)
-    opened = device_of("cuda:0", Contexts(driver), lambda: sources, cost=lambda card: cost)
-    opened.compiler = PlayedCompiler()
-    with opened:
+    with cards(driver)[0] as opened:
         yield opened
 
 
