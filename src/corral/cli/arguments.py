@@ -152,7 +152,7 @@ def add_devices(group: "Parser | _ArgumentGroup", *, computes: bool = False) -> 
         type=listed(convert),
         default=["auto"],
         help="where to compute: cpu, cuda:0, a card's UUID; or several that share the layers, "
-        "such as cuda:0,cuda:1 (default: auto)",
+        "such as cuda:0,cuda:1 (default: auto, a card if there is one)",
     )
     group.add_argument(
         "--split",
@@ -188,11 +188,12 @@ def size_bytes(text: str) -> int:
 
 
 def _device(name: str) -> str:
-    from corral.devices.registry import resolve
+    from corral.devices.registry import AUTO, resolve
 
     # Whether a card is in this machine is not for the command line to say.
     try:
-        resolve(name)
+        if name != AUTO:
+            resolve(name)
     except DeviceUnavailable as error:
         raise ArgumentTypeError(str(error)) from None
     return name

@@ -89,8 +89,8 @@ class Model:
 
         Args:
             name: a str; or a Path, which is always that of a file.
-            device: "auto" (today the CPU), "cpu", "cuda:0", a card's UUID, or "reference"; or
-                several, each of which gets a run of layers with their keys and values.
+            device: "auto" (a card, or else the CPU), "cpu", "cuda:0", a card's UUID, "reference";
+                or several, each of which gets a run of layers with their keys and values.
             split: for each device the weights it gets, in proportion; by default equal parts.
             gpu_layers: how many of the last layers are on the device, a card then, or on several;
                 the others are on the CPU.
