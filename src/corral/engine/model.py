@@ -4,7 +4,6 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,24 +16,17 @@ from corral.contract.sampling import SamplingParams
 from corral.devices.base import Progress
 from corral.engine import checks
 from corral.engine.answers import Answers
-from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
-from corral.engine.holding import held_by_driver
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
 from corral.engine.opened import OpenedModel, Sizes, open_by_name
 from corral.engine.options import Options
-from corral.engine.runner import Runner
 from corral.engine.targets import Targets
-from corral.engine.templates import chat_template
+from corral.engine.text_stream import TextStream
 from corral.errors import Closed, ContextExceeded
 from corral.interrupts import deferred
 from corral.memory.ledger import format_bytes
-from corral.sampling.candidates import Workspace
-from corral.sampling.sampler import Sampler
 from corral.text.chat import encode_chat
-from corral.text.detokenizer import Detokenizer
-from corral.text.stops import StopMatcher
 from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
@@ -56,19 +48,12 @@ class Model:
     """One loaded model. Made by `load`; a context manager; not for two threads at once."""
 
     def __init__(self, opened: OpenedModel, *, watch: GrowthWatch | None = None) -> None:
-        """Put an engine on an opened model; use `load` instead."""
+        """Answer with an opened model, which is then this one's; use `load` instead."""
         self.metadata = opened.metadata
         self.name = opened.name
-        self.device = ",".join(device.name for device in opened.devices)
+        self.device = opened.device
         self._opened = opened
-        self._loaded = opened.loaded
-        groups = self._loaded.design.kv.groups
-        runner = Runner(self._loaded.parts, groups)
-        engine = Engine(runner, groups, context=self.context)
-        self._answers = Answers(engine, name=self.name, watch=watch)
-        self._workspace = Workspace(self.vocabulary_size)
-        self._tokenizer = opened.tokenizer
-        self._template: ChatTemplate | None = None
+        self._answers = Answers(opened.engine, name=opened.name, watch=watch)
 
     @classmethod
     def load(
@@ -127,7 +112,7 @@ class Model:
         """Give every byte back; a second call does nothing."""
         with deferred:
             self._answers.close()
-            self._opened.closing.close()
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -153,17 +138,17 @@ class Model:
     @property
     def context(self) -> int:
         """Tokens one sequence may hold, prompt and answer together."""
-        return self._loaded.design.limits.context
+        return self._opened.context
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens, and of logits a row."""
-        return self._loaded.design.hyper.vocabulary
+        return self._opened.vocabulary_size
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._tokenizer
+        return self._opened.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
@@ -172,9 +157,7 @@ class Model:
         Raises:
             TemplateError: if the file has none.
         """
-        if self._template is None:
-            self._template = chat_template(self.metadata, self._tokenizer)
-        return self._template
+        return self._opened.template
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -191,7 +174,7 @@ class Model:
         Raises:
             InvalidArgument: if the text is no str, or holds half of a surrogate pair.
         """
-        return self._tokenizer.encode(
+        return self.tokenizer.encode(
             checks.text("text", text),
             add_special=checks.flag("add_special", add_special),
             parse_special=checks.flag("parse_special", parse_special),
@@ -203,8 +186,8 @@ class Model:
         Raises:
             InvalidArgument: if one of them is no token of the vocabulary.
         """
-        size = self._tokenizer.vocabulary_size
-        return self._tokenizer.decode(checks.tokens("tokens", tokens, vocabulary_size=size))
+        size = self.tokenizer.vocabulary_size
+        return self.tokenizer.decode(checks.tokens("tokens", tokens, vocabulary_size=size))
 
     def generate(
         self,
@@ -271,7 +254,7 @@ class Model:
     ) -> Generation:
         """Answer a conversation piece by piece; raises as `chat` does."""
         options = Options.of(max_tokens, stop, ignore_eos, sampling)
-        rendered = encode_chat(self._tokenizer, self.template, checks.messages(messages))
+        rendered = encode_chat(self.tokenizer, self.template, checks.messages(messages))
         return self._start(self._prompt_tokens("the rendered chat", rendered), options)
 
     def logits(self, tokens: Iterable[int]) -> NDArray[np.float32]:
@@ -311,9 +294,7 @@ class Model:
 
         A device's context is listed as long as it lives; models on one device share it.
         """
-        contexts = chain.from_iterable(map(held_by_driver, self._opened.devices))
-        entries = (*self._opened.ledger.statistics(), *contexts)
-        return MemoryStatistics.of(entries, self._answers.growth())
+        return MemoryStatistics.of(self._opened.memory(), self._answers.growth())
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
@@ -332,23 +313,16 @@ class Model:
     def _start(self, tokens: list[int], options: Options) -> Generation:
         self._check_open()
         max_tokens = self.context if options.max_tokens is None else options.max_tokens
-        ends = frozenset[int]() if options.ignore_eos else self._tokenizer.end_of_generation
-        sampler = Sampler(options.sampling, self.vocabulary_size, workspace=self._workspace)
-        stops = StopMatcher(options.stop)
+        sampler = self._opened.samplers.make(options.sampling)
+        stream = TextStream(self.tokenizer, options.stop)
         sequence = self._answers.submit(
             tokens,
             sampler=sampler,
             max_tokens=max_tokens,
-            end_tokens=ends,
+            end_tokens=self._opened.samplers.end_tokens(ignore_eos=options.ignore_eos),
             reuse=options.reuse,
         )
-        return Generation(
-            sequence,
-            self._answers,
-            parent=self,
-            detokenizer=Detokenizer(self._tokenizer),
-            stops=stops,
-        )
+        return Generation(sequence, self._answers, parent=self, stream=stream)
 
     def _timed(self, prompt: list[int], num_tokens: int) -> float:
         options = Options(num_tokens, (), True, SamplingParams(temperature=0.0), reuse=False)
