@@ -28,8 +28,9 @@ from corral.contract.messages import (
 )
 from corral.contract.questions import RenderQuestion
 from corral.contract.sampling import SamplingParams
-from corral.engine.parts import load_parts
+from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
+from corral.engine.targets import Targets
 from smollm2 import demo_path, needs_demo
 
 LIMIT_S = 60.0
@@ -108,9 +109,10 @@ def service(tmp_path_factory):
     """Serve a tiny model, whose weights are random, with a chat template that thinks."""
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     tiny.write(path, context_length=1536)
-    parts = load_parts(path, device="reference", context=1536, parallel=3, isolates_template=True)
-    with EngineService(parts) as opened:
-        yield opened
+    sizes = Sizes(context=1536, parallel=3)
+    opened = open_by_name(path, Targets.of("reference"), sizes, isolates_template=True)
+    with EngineService(opened) as serving:
+        yield serving
 
 
 def test_random_weights_keep_to_a_schema(service):
@@ -207,8 +209,8 @@ def test_the_demo_model_answers_as_asked():
     """A real model: a person that fits the schema, a call that streams, and no thoughts."""
     chat = ChatPrompt(USER, TOOLS)
     schema = Constraint(ConstraintKind.SCHEMA, json.dumps(PERSON))
-    parts = load_parts(demo_path(), device="cpu", context=512, parallel=2)
-    with EngineService(parts) as service:
+    opened = open_by_name(demo_path(), Targets.of("cpu"), Sizes(context=512, parallel=2))
+    with EngineService(opened) as service:
         person, call = answers(
             service,
             request(ChatPrompt(USER), "a", constraint=schema, is_parsed=True, temperature=0.0),
