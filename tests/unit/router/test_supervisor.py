@@ -1,0 +1,259 @@
+"""A worker in a process of its own: served, killed, started again, ended; nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+import tiny
+from corral.contract.events import FinishReason
+from corral.contract.questions import DescribeQuestion, StatisticsQuestion, TokenizeQuestion
+from corral.contract.worker import WorkerSpec, WorkerState
+from corral.engine.model import Model
+from corral.errors import Closed, InvalidArgument, InvalidModelFile, OutOfMemory, WorkerLost
+from corral.router import supervisor
+from corral.router.supervisor import supervise
+from serving import LIMIT_S, Taker, answer, eventually, request, submit
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tested on Linux")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Return the file of a tiny model."""
+    return tiny.write(tmp_path_factory.mktemp("worker") / "tiny.gguf")
+
+
+@contextmanager
+def nothing_left():
+    """Check that no process, thread or open file of a worker stays behind."""
+    descriptors = psutil.Process().num_fds()
+    yield
+    assert not psutil.Process().children(recursive=True)
+    assert not [t for t in threading.enumerate() if t.name.startswith("corral-")]
+    assert psutil.Process().num_fds() == descriptors
+
+
+@contextmanager
+def supervised(path, **changes):
+    """Give a worker that is ready; nothing of it is left afterwards."""
+    spec = {"device": "reference", "parallel": 2, "context": 128, "drain_s": 5.0} | changes
+    with nothing_left(), supervise(WorkerSpec(model=str(path), **spec)) as worker:
+        worker.wait_until_ready(LIMIT_S)
+        yield worker
+
+
+def kill(worker):
+    """End the worker's process as the system does when memory runs out."""
+    pid = worker.status.pid
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_a_worker_answers_as_the_library_does(path):
+    """The same tokens through a process border, and answers to questions."""
+    with Model.load(path, device="reference", context=128) as model:
+        expected = "".join(model.generate("Hello", max_tokens=20, sampling=request().sampling))
+    with supervised(path, name="tiny") as worker:
+        taker = answer(worker, "a", "Hello", 20)
+        assert taker.text == expected
+        assert taker.events[-1].usage.generated_tokens == 20
+        assert worker.ask(DescribeQuestion(), timeout_s=LIMIT_S) == worker.description
+        assert worker.description.model == "tiny"
+        assert worker.ask(TokenizeQuestion("hi"), timeout_s=LIMIT_S).pieces == (b"h", b"i")
+        assert worker.resident_bytes > 1 << 20
+        wrong = answer(worker, "b", [1] * 128)
+        assert wrong.error == "context_exceeded"
+
+
+def test_a_worker_leads_its_own_group_and_sees_its_devices_only(path):
+    """A Ctrl-C for the parent is none for the worker, and cards are named by UUID."""
+    with supervised(path, visible_devices=("GPU-1", "GPU-2")) as worker:
+        process = psutil.Process(worker.status.pid)
+        assert os.getsid(process.pid) == process.pid
+        assert process.environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+        assert "PYTEST_CURRENT_TEST" not in process.environ()
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 4])
+def test_a_killed_worker_is_seen_at_once_and_comes_back(path, tokens):
+    """Whatever a request was at, it ends with an error; the next one is answered as ever."""
+    with supervised(path, context=256) as worker:
+        expected = answer(worker, "before", "Hello", 9).tokens
+        takers = [submit(worker, str(n), "x" * 99, None, ignore_eos=True) for n in range(4)]
+        for _ in range(tokens):
+            takers[0].next()
+        pid = kill(worker)
+        ends = [taker.finish() for taker in takers]
+        assert {end.reason for end in ends} <= {FinishReason.ERROR, FinishReason.CONTEXT}
+        assert "worker_lost" in {taker.error for taker in takers}
+        assert eventually(lambda: worker.state is WorkerState.READY and worker.status.pid != pid)
+        assert worker.status.restarts == 1
+        assert answer(worker, "after", "Hello", 9).tokens == expected
+
+
+def test_between_two_processes_requests_are_refused(path):
+    """Nobody waits for a process that is not there."""
+    with supervised(path) as worker:
+        kill(worker)
+        assert eventually(lambda: worker.state is WorkerState.RESTARTING)
+        assert worker.status.error_code == "worker_lost"
+        assert "SIGKILL" in worker.status.error
+        for refused in (
+            lambda: submit(worker),
+            lambda: worker.ask(StatisticsQuestion(), timeout_s=1),
+        ):
+            with pytest.raises(WorkerLost):
+                refused()
+        worker.cancel("unknown")
+
+
+def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
+    """The worker's own error arrives, with its type and its text."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF and then nothing")
+    with nothing_left(), supervise(WorkerSpec(model=str(broken), device="reference")) as worker:
+        with pytest.raises(InvalidModelFile):
+            worker.wait_until_ready(LIMIT_S)
+        assert worker.state is WorkerState.FAILED
+        assert worker.status.error_code == "invalid_model_file"
+        with pytest.raises(InvalidModelFile):
+            submit(worker)
+
+
+def test_a_model_that_does_not_fit_is_not_tried_again(tmp_path):
+    """Nothing was allocated, and whoever asks is told what is missing."""
+    large = tiny.write(tmp_path / "large.gguf", context_length=1 << 24)
+    spec = WorkerSpec(model=str(large), device="reference", context=1 << 24, parallel=256)
+    with nothing_left(), supervise(spec) as worker:
+        with pytest.raises(OutOfMemory, match="GiB"):
+            worker.wait_until_ready(LIMIT_S)
+        assert (worker.state, worker.status.restarts) == (WorkerState.FAILED, 0)
+
+
+def test_a_process_that_keeps_dying_is_given_up(path, monkeypatch):
+    """After a few starts, each later than the one before, the error says so."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    command = (sys.executable, "-c", "import sys; print('no luck'); sys.exit(1)")
+    spec = WorkerSpec(model=str(path))
+    with nothing_left(), supervise(spec, command=command) as worker:
+        with pytest.raises(WorkerLost, match="5 times"):
+            worker.wait_until_ready(LIMIT_S)
+        assert worker.status.restarts == supervisor.MOST_CRASHES
+        assert worker.output == ("no luck",)
+
+
+def test_another_version_is_no_worker(path):
+    """A process that greets in another language is not spoken to."""
+    greeting = (
+        "import sys, socket, struct;"
+        "s = socket.socket(fileno=int(sys.argv[2]));"
+        "s.sendall(struct.pack('<I', 3) + b'\\x93\\x01\\x02'); s.recv(1)"
+    )
+    spec = WorkerSpec(model=str(path))
+    with (
+        nothing_left(),
+        supervise(spec, command=(sys.executable, "-c", greeting)) as worker,
+    ):
+        assert eventually(lambda: worker.status.error_code == "protocol")
+
+
+def test_closing_lets_what_runs_end(path):
+    """A drain loses no answer, and takes nothing new."""
+    with supervised(path) as worker:
+        taker = submit(worker, "a", "Hello", 30)
+        worker.close()
+        assert taker.finish().reason is FinishReason.LENGTH
+        assert worker.state is WorkerState.CLOSED
+        with pytest.raises(Closed):
+            submit(worker)
+        worker.close()
+
+
+def test_a_drain_has_an_end(path):
+    """What does not end in time is told so."""
+    with supervised(path, drain_s=0.0, context=256) as worker:
+        taker = submit(worker, "a", "x" * 99, None, ignore_eos=True)
+        taker.next()
+        worker.close()
+        assert taker.finish().reason is FinishReason.ERROR
+        assert taker.error == "closed"
+
+
+def test_sigterm_drains(path):
+    """Whoever stops the worker itself stops it in order; the supervisor starts another."""
+    with supervised(path) as worker:
+        pid = worker.status.pid
+        taker = submit(worker, "a", "Hello", 30)
+        taker.next()
+        os.kill(pid, signal.SIGTERM)
+        assert taker.finish().reason is FinishReason.LENGTH
+        assert eventually(lambda: worker.state is WorkerState.READY and worker.status.pid != pid)
+
+
+def test_a_worker_that_does_not_answer_is_killed(path, monkeypatch):
+    """A process that is stuck cannot keep its supervisor."""
+    monkeypatch.setattr(supervisor, "_TERM_S", 0.1)
+    with supervised(path, drain_s=0.0) as worker:
+        os.kill(worker.status.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        worker.close()
+        assert time.monotonic() - started < LIMIT_S
+
+
+@pytest.mark.parametrize("moment", ["starting", "loading"])
+def test_closing_while_it_loads(path, moment):
+    """There is nothing to wait for."""
+    spec = WorkerSpec(model=str(path), device="reference")
+    with nothing_left():
+        worker = supervise(spec)
+        if moment == "loading":
+            assert eventually(lambda: worker.status.pid is not None)
+        worker.close()
+        assert worker.state is WorkerState.CLOSED
+
+
+def test_a_wrong_spec_starts_nothing(path):
+    """It is refused before there is a process."""
+    with nothing_left(), pytest.raises(InvalidArgument, match="queue_capacity"):
+        supervise(WorkerSpec(model=str(path), queue_capacity=-1))
+
+
+PARENT = """
+import sys, time
+from corral.contract.worker import WorkerSpec
+from corral.router.supervisor import supervise
+worker = supervise(WorkerSpec(model=sys.argv[1], device="reference"))
+worker.wait_until_ready(30)
+print(worker.status.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_dies_with_its_parent(path):
+    """Even if the parent has no time for anything."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, path], stdout=subprocess.PIPE) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait()
+    assert eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_takers_are_called_from_one_thread(path):
+    """Events of one request never race."""
+    with supervised(path) as worker:
+        threads, taker = set(), Taker()
+
+        def take(event):
+            threads.add(threading.current_thread().name)
+            taker(event)
+
+        worker.submit(request("a"), take)
+        taker.finish()
+        assert threads == {"corral-supervisor"}
