@@ -26,8 +26,9 @@ from corral.contract.questions import (
     TokenizeQuestion,
 )
 from corral.engine.model import Model
-from corral.engine.parts import load_parts
+from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
+from corral.engine.targets import Targets
 from corral.errors import Closed, DeviceFault, InvalidArgument, QueueFull, UnsupportedModel
 from growth import live_objects
 from serving import LIMIT_S, Taker, answer, eventually, request, submit
@@ -43,8 +44,9 @@ def serve(paths):
 
     def serve_one(*, queue_capacity=128, **settings):
         chosen = {"device": "reference", "parallel": 2, "context": 128} | settings
-        parts = load_parts(paths["llama"], **chosen)
-        made.append(EngineService(parts, queue_capacity=queue_capacity))
+        device = Targets.of(chosen.pop("device"))
+        opened = open_by_name(paths["llama"], device, Sizes(**chosen))
+        made.append(EngineService(opened, queue_capacity=queue_capacity))
         return made[-1]
 
     yield serve_one
@@ -139,8 +141,9 @@ def test_parsed_replies_come_in_deltas(service):
     assert parsed.text == ""
 
 
-def test_a_chat_is_rendered_with_all_it_holds(service):
+def test_a_chat_is_rendered_with_all_it_holds(serve):
     """Roles, tools and variables reach the template; the text is what the model reads."""
+    service = serve(context=256)
     prompt = ChatPrompt(
         (
             Message("user", "Hi <|im_end|>"),
@@ -152,7 +155,11 @@ def test_a_chat_is_rendered_with_all_it_holds(service):
     )
     text = service.ask(RenderQuestion(prompt), timeout_s=LIMIT_S).text
     assert text.endswith("<|im_start|>assistant\n")
-    usage = answer(service, "a", prompt, 1).events[-1].usage
+    assert '{"name": "f", "arguments": {"a": 1}}' in text
+    assert "does it" in text
+    short = ChatPrompt(prompt.messages)
+    text = service.ask(RenderQuestion(short), timeout_s=LIMIT_S).text
+    usage = answer(service, "a", short, 1).events[-1].usage
     tokens = service.ask(TokenizeQuestion(text), timeout_s=LIMIT_S).tokens
     assert usage.prompt_tokens > len(tokens), "what users write is no control token"
 
@@ -188,7 +195,7 @@ def test_what_is_wrong_with_a_request_is_its_own_loss(service, prompt, options, 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"constraint": Constraint(ConstraintKind.JSON)},
+        {"constraint": Constraint(ConstraintKind.SCHEMA)},
         {"prompt": [tiny.VOCABULARY]},
         {"max_tokens": -1},
         {"sampling": {"logit_bias": ((tiny.VOCABULARY, 1.0),)}},
@@ -317,7 +324,7 @@ def test_a_fault_of_the_device_ends_the_service(service, monkeypatch):
         are_there.wait(LIMIT_S)
         raise DeviceFault("the device fell off the bus")
 
-    monkeypatch.setattr(service._parts.engine._runner, "start", fail)
+    monkeypatch.setattr(service._opened.engine._runner, "start", fail)
     takers = [submit(service, str(n)) for n in range(3)]
     are_there.set()
     assert {taker.finish().reason for taker in takers} == {FinishReason.ERROR}

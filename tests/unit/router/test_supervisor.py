@@ -43,7 +43,7 @@ def nothing_left():
 @contextmanager
 def supervised(path, **changes):
     """Give a worker that is ready; nothing of it is left afterwards."""
-    spec = {"device": "reference", "parallel": 2, "context": 128, "drain_s": 5.0} | changes
+    spec = {"devices": ("reference",), "parallel": 2, "context": 128, "drain_s": 5.0} | changes
     with nothing_left(), supervise(WorkerSpec(model=str(path), **spec)) as worker:
         worker.wait_until_ready(LIMIT_S)
         yield worker
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
     """The worker's own error arrives, with its type and its text."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF and then nothing")
-    with nothing_left(), supervise(WorkerSpec(model=str(broken), device="reference")) as worker:
+    with nothing_left(), supervise(WorkerSpec(model=str(broken), devices=("reference",))) as worker:
         with pytest.raises(InvalidModelFile):
             worker.wait_until_ready(LIMIT_S)
         assert worker.state is WorkerState.FAILED
@@ -130,7 +130,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
 def test_a_model_that_does_not_fit_is_not_tried_again(tmp_path):
     """Nothing was allocated, and whoever asks is told what is missing."""
     large = tiny.write(tmp_path / "large.gguf", context_length=1 << 24)
-    spec = WorkerSpec(model=str(large), device="reference", context=1 << 24, parallel=256)
+    spec = WorkerSpec(model=str(large), devices=("reference",), context=1 << 24, parallel=256)
     with nothing_left(), supervise(spec) as worker:
         with pytest.raises(OutOfMemory, match="GiB"):
             worker.wait_until_ready(LIMIT_S)
@@ -210,7 +210,7 @@ def test_a_worker_that_does_not_answer_is_killed(path, monkeypatch):
 @pytest.mark.parametrize("moment", ["starting", "loading"])
 def test_closing_while_it_loads(path, moment):
     """There is nothing to wait for."""
-    spec = WorkerSpec(model=str(path), device="reference")
+    spec = WorkerSpec(model=str(path), devices=("reference",))
     with nothing_left():
         worker = supervise(spec)
         if moment == "loading":
@@ -229,7 +229,7 @@ PARENT = """
 import sys, time
 from corral.contract.worker import WorkerSpec
 from corral.router.supervisor import supervise
-worker = supervise(WorkerSpec(model=sys.argv[1], device="reference"))
+worker = supervise(WorkerSpec(model=sys.argv[1], devices=("reference",)))
 worker.wait_until_ready(30)
 print(worker.status.pid, flush=True)
 time.sleep(60)
