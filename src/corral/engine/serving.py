@@ -191,6 +191,7 @@ class EngineService:
     def _drive(self) -> None:
         engine, error = self._opened.engine, None
         try:
+            self._counts.stepped(engine, self._of)
             while self._do_jobs():
                 for emission in engine.step() if engine.has_work else ():
                     self._take(emission)
