@@ -82,7 +82,7 @@ def test_long_answer(path, monkeypatch):
     names_before = live_objects().get(Link, 0)
     with Watched(path, 8192, monkeypatch) as watched:
         answer = watched.model.generate(PROMPT, max_tokens=tokens, ignore_eos=True)
-        done, early = 0, None
+        done, early, late = 0, None, None
         for _ in answer:
             count = watched.model.statistics().evaluations
             if count >= done + every:
@@ -91,7 +91,8 @@ def test_long_answer(path, monkeypatch):
                 watched.check_buffers()
             if early is None and count >= tokens // 10:
                 early = live_objects()
-        late = live_objects()
+            if late is None and count >= tokens * 9 // 10:
+                late = live_objects()
         assert answer.statistics.generated_tokens == tokens
     # Each full block of a sequence has a name, by which a later prompt finds it.
     assert late.pop(Link, 0) - names_before <= blocks_for(tokens)

@@ -43,9 +43,8 @@ def serve(paths):
     made = []
 
     def serve_one(*, queue_capacity=128, **settings):
-        chosen = {"device": "reference", "parallel": 2, "context": 128} | settings
-        device = Targets.of(chosen.pop("device"))
-        opened = open_by_name(paths["llama"], device, Sizes(**chosen))
+        sizes = Sizes(**({"parallel": 2, "context": 128} | settings))
+        opened = open_by_name(paths["llama"], Targets.of("reference"), sizes)
         made.append(EngineService(opened, queue_capacity=queue_capacity))
         return made[-1]
 
