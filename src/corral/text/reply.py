@@ -26,7 +26,18 @@ from corral.text.parsers.llama import LLAMA, PYTHON
 from corral.text.parsers.mistral import ARGUMENTS, MISTRAL, MISTRAL_NAMED
 from corral.text.parsers.mistral import CALLS as MISTRAL_CALLS
 from corral.text.parsers.source import Parsing, Source
-from corral.text.parsers.tagged import FUNCTION, GRANITE, HERMES, OPEN, PHI, QWEN_CODER
+from corral.text.parsers.tagged import (
+    FUNCTION,
+    FUNCTIONARY,
+    GRANITE,
+    HERMES,
+    NEMOTRON,
+    NEMOTRON_OPEN,
+    OPEN,
+    PARAMETER,
+    PHI,
+    QWEN_CODER,
+)
 
 __all__ = [
     "PLAIN",
@@ -39,6 +50,7 @@ __all__ = [
     "ReplyFormat",
     "ReplyParser",
     "reply_format",
+    "tool_form",
 ]
 
 
@@ -80,8 +92,7 @@ def reply_format(source: str, prompt_tail: str = "", *, has_tools: bool = False)
     Args:
         source: of the chat template.
         prompt_tail: the end of the rendered prompt, where a template may open the reasoning.
-        has_tools: whether tools may be called; a template that writes no calls is then taken for
-            one whose model was told to write them in Hermes' form.
+        has_tools: whether tools may be called.
     """
     if _is_harmony(source):
         return ReplyFormat(tools=HARMONY)
@@ -89,7 +100,7 @@ def reply_format(source: str, prompt_tail: str = "", *, has_tools: bool = False)
     return ReplyFormat(
         reasoning=tags,
         starts_in_reasoning=tags is not None and prompt_tail.rstrip().endswith(tags.open.rstrip()),
-        tools=(_tool_form(source) or HERMES) if has_tools else None,
+        tools=tool_form(source) if has_tools else None,
     )
 
 
@@ -97,8 +108,10 @@ def _is_harmony(source: str) -> bool:
     return CHANNEL in source and MESSAGE in source
 
 
-def _tool_form(source: str) -> ToolForm | None:
-    """Return the form of the calls that a template writes, if it writes any that is known."""
+def tool_form(source: str) -> ToolForm:
+    """Return the form of the calls that a template writes; Hermes' if it writes none known."""
+    if _is_harmony(source):
+        return HARMONY
     if MISTRAL_CALLS in source:
         return MISTRAL_NAMED if ARGUMENTS in source else MISTRAL
     if DEEPSEEK_CALLS in source:
@@ -108,7 +121,9 @@ def _tool_form(source: str) -> ToolForm | None:
     if FUNCTION_CALL in source:
         return FUNCTION_GEMMA
     if FUNCTION in source:
-        return QWEN_CODER
+        return QWEN_CODER if PARAMETER in source else FUNCTIONARY
+    if NEMOTRON_OPEN in source:
+        return NEMOTRON
     if OPEN in source:
         return HERMES
     if "<|tool|>" in source:
@@ -117,7 +132,7 @@ def _tool_form(source: str) -> ToolForm | None:
         return GRANITE
     if PYTHON in source or _LLAMA_RESULTS in source:
         return LLAMA
-    return None
+    return HERMES
 
 
 class ReplyParser:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from corral.errors import InvalidArgument, TemplateError
 from corral.text.markup import Markup, split_at_signs
 from corral.text.rendering import Renderer, SandboxRenderer
+from corral.text.reply import tool_form
 from corral.text.template_facts import ContentForm, TemplateFacts, find_facts
 from corral.text.tool_messages import adapted
 
@@ -128,7 +129,9 @@ class ChatTemplate:
         _check_names(extra)
         messages = _copied(messages)
         _check_plain(messages, tools, extra)
-        messages, tools = adapted(self._in_form(messages), tools, self.facts)
+        messages, tools = adapted(
+            self._in_form(messages), tools, self.facts, tool_form(self.source).spelling
+        )
         variables: dict[str, object] = {
             "messages": messages,
             "tools": tools,

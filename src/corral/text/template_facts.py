@@ -44,6 +44,8 @@ class TemplateFacts:
     writes_tools: bool
     """Whether it describes tools; else a text in the system message does."""
     arguments: ArgumentsForm
+    calls_have_no_content: bool
+    """Whether a message with nothing but calls has None for its content; else an empty text."""
     writes_results: bool
     """Whether it writes messages of role "tool"; else they become messages of the user."""
     reasoning_key: str | None
@@ -52,13 +54,14 @@ class TemplateFacts:
 
 def find_facts(source: str, render: Try) -> TemplateFacts:
     """Return what a template can write."""
-    arguments, writes_results = _find_calls(render)
+    calls = _find_calls(render)
     return TemplateFacts(
         content=_content_form(render),
         writes_system=_writes_system(render),
         writes_tools=_writes_tools(render),
-        arguments=arguments,
-        writes_results=writes_results,
+        arguments=calls.arguments,
+        calls_have_no_content=calls.have_no_content,
+        writes_results=calls.have_results,
         reasoning_key=_reasoning_key(source),
     )
 
@@ -119,26 +122,35 @@ def _writes_tools(render: Try) -> bool:
     return any(_TOOL_NAME in (text or "") for text in texts)
 
 
-def _find_calls(render: Try) -> tuple[ArgumentsForm, bool]:
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    arguments: ArgumentsForm
+    have_no_content: bool
+    have_results: bool
+
+
+def _find_calls(render: Try) -> _Calls:
     """Return how earlier calls are taken, and whether their results are written."""
+    result = {"role": "tool", "content": _RESULT, "tool_call_id": _ID, "name": _NAME}
+    answered = {"role": "assistant", "content": "."}
     for form, arguments in (
         (ArgumentsForm.OBJECT, {_KEY: "v"}),
         (ArgumentsForm.TEXT, f'{{"{_KEY}": "v"}}'),
     ):
         call = {"type": "function", "function": {"name": _NAME, "arguments": arguments}, "id": _ID}
-        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result = {"role": "tool", "content": _RESULT, "tool_call_id": _ID, "name": _NAME}
-        answered = {"role": "assistant", "content": "."}
-        text = render(_variables([_user(), asked, result, answered], [_TOOL])) or ""
-        if _NAME in text and _is_written_well(text):
-            return form, _RESULT in text
-    alone = render(_variables([_user(), {"role": "assistant", "content": "."}, result])) or ""
-    return ArgumentsForm.NONE, _RESULT in alone and not _is_any_role_written(render)
+        for content in (None, ""):
+            asked = {"role": "assistant", "content": content, "tool_calls": [call]}
+            text = render(_variables([_user(), asked, result, answered], [_TOOL])) or ""
+            if _NAME in text and _is_written_well(text):
+                return _Calls(form, content is None, _RESULT in text)
+    alone = render(_variables([_user(), answered, result])) or ""
+    has_results = _RESULT in alone and not _is_any_role_written(render)
+    return _Calls(ArgumentsForm.NONE, False, has_results)
 
 
 def _is_written_well(text: str) -> bool:
     """Say whether arguments were written, and as no more than themselves."""
-    wrong = (f"'{_KEY}'", f'\\"{_KEY}')  # as Python has them, or as JSON inside JSON
+    wrong = (f"'{_KEY}'", f'\\"{_KEY}', "None")  # as Python has them, or as JSON inside JSON
     return _KEY in text and not any(form in text for form in wrong)
 
 

@@ -4,31 +4,37 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from corral.text.parsers.tagged import CLOSE, OPEN
+from corral.text.parsers.forms import Spelling
+from corral.text.parsers.json_text import escaped
 from corral.text.template_facts import ArgumentsForm, TemplateFacts
 
 Message: TypeAlias = Mapping[str, Any]
 
 _TOOLS_TEXT: Final = (
     "You can call functions to answer the user. These are the functions, each with the JSON schema "
-    "of its arguments:\n<tools>\n{tools}\n</tools>\n\nTo call a function, reply with a JSON object "
-    "that holds its name and arguments, inside tags:\n" + OPEN + "\n"
-    '{{"name": <name>, "arguments": <arguments>}}\n' + CLOSE
+    "of its arguments:\n<tools>\n{tools}\n</tools>\n\nTo call a function, write its name and a "
+    "JSON object of arguments in just this form:\n{example}"
 )
 
 
 def adapted(
-    messages: Sequence[Message], tools: Sequence[Message] | None, facts: TemplateFacts
+    messages: Sequence[Message],
+    tools: Sequence[Message] | None,
+    facts: TemplateFacts,
+    spelling: Spelling,
 ) -> tuple[list[Message], Sequence[Message] | None]:
     """Return messages and tools as a template with these facts takes them.
 
     Arguments of earlier calls are JSON text or mappings when they come; a template that writes no
-    tools, calls or results is given texts in Hermes' form in their place.
+    tools, calls or results is given texts in their place.
+
+    Args:
+        spelling: of calls, as the reply is read.
     """
     out: list[Message] = []
     is_after_result = False
     for message in messages:
-        shown = _with_calls(_with_reasoning(_with_role(message), facts), facts)
+        shown = _with_calls(_with_reasoning(_with_role(message), facts), facts, spelling)
         is_result = message.get("role") == "tool" and not facts.writes_results
         if is_result:
             shown = _as_user(shown)
@@ -38,7 +44,9 @@ def adapted(
             out.append(shown)
         is_after_result = is_result
     if tools and not facts.writes_tools:
-        out, tools = _with_system(out, _TOOLS_TEXT.format(tools=_lines(tools))), None
+        example = spelling.written(("<name>", "<arguments>"))
+        text = _TOOLS_TEXT.format(tools=_lines(tools), example=example)
+        out, tools = _with_system(out, text), None
     return out if facts.writes_system else _without_system(out), tools
 
 
@@ -58,15 +66,17 @@ def _with_reasoning(message: Message, facts: TemplateFacts) -> Message:
     return {**rest, facts.reasoning_key: message["reasoning_content"]}
 
 
-def _with_calls(message: Message, facts: TemplateFacts) -> Message:
+def _with_calls(message: Message, facts: TemplateFacts, spelling: Spelling) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
     if facts.arguments is ArgumentsForm.NONE:
         rest = {key: item for key, item in message.items() if key != "tool_calls"}
-        texts = [message.get("content") or "", *map(_call_text, calls)]
+        texts = [message.get("content") or "", spelling.written(*map(_name_and_arguments, calls))]
         return {**rest, "content": "\n".join(filter(None, texts))}
     is_text = facts.arguments is ArgumentsForm.TEXT
+    if facts.calls_have_no_content and not message.get("content"):
+        message = {**message, "content": None}
     return {**message, "tool_calls": [_with_arguments(call, is_text=is_text) for call in calls]}
 
 
@@ -91,13 +101,12 @@ def _parsed(arguments: str) -> object:
     return value if isinstance(value, dict) else arguments
 
 
-def _call_text(call: Message) -> str:
+def _name_and_arguments(call: Message) -> tuple[str, str]:
     function = call.get("function", call)
-    name = json.dumps(function.get("name", ""), ensure_ascii=False)
     arguments = function.get("arguments") or "{}"
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return f'{OPEN}\n{{"name": {name}, "arguments": {arguments}}}\n{CLOSE}'
+    return escaped(str(function.get("name", ""))), arguments
 
 
 def _as_user(message: Message) -> Message:

@@ -23,7 +23,9 @@ TEMPLATES = {
     "plain": "{{ messages }}",
     "qwen3": "{{ '<think>' }}{{ '<tool_call>' }}",
     "hermes": "{{ '<tool_call>' }}",
-    "qwen-coder": "{{ '<tool_call>\n<function=' ~ name }}",
+    "qwen-coder": "{{ '<tool_call>\n<function=' ~ name ~ '<parameter=' }}",
+    "functionary": "{{ '<function=' }}",
+    "nemotron": "{{ '<TOOLCALL>' }}",
     "llama": "{{ '<|python_tag|>' }}",
     "mistral": "{{ '[TOOL_CALLS] [' }}",
     "mistral-named": "{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' }}",
@@ -149,6 +151,8 @@ REPLIES = [
 
 
 REPLIES += [
+    ("functionary", '<function=f>{"x": "</function>"}</function>', ("", "", [("f", None)])),
+    ("nemotron", '<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>', ("", "", [("f", "{}")])),
     (
         "gemma",
         '<|channel>thought\nhm<channel|>a<|tool_call>call:f{x:<|"|>a"b<|"|>,n:[1,{k:true}]}<tool_call|>',
@@ -291,6 +295,15 @@ def test_control_tokens_are_marks_or_nothing():
     deltas = parse("mistral-named", pieces, control=control)
     assert joined(deltas) == ("ab", "", [("f", '{"x":1}')])
     assert joined(parse("plain", ["a", "<|x|>", "b"], control=control)) == ("ab", "", [])
+
+
+def test_objects_that_are_no_calls_are_shown_as_they_come():
+    """A JSON answer of a model that may call tools is content as soon as that is sure."""
+    parser = ReplyParser(reply_format(TEMPLATES["llama"], has_tools=True))
+    assert parser.push('{"id": 1, "answer": ') == [Content('{"id": 1, "answer":')]
+    assert parser.push("[1") == [Content(" [1")]
+    parser = ReplyParser(reply_format(TEMPLATES["llama"], has_tools=True))
+    assert parser.push('{"type": "function", "function": "f", ') == [CallBegins(0, "f")]
 
 
 def test_what_stays_undecided_for_long_is_content():

@@ -56,7 +56,9 @@ TOOLS = (
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 FORMS = {
     "hermes": "<tool_call>",
-    "qwen-coder": "<tool_call><function=",
+    "qwen-coder": "<tool_call><function=<parameter=",
+    "functionary": "<function=",
+    "nemotron": "<TOOLCALL>",
     "granite": "<|tool_call|>",
     "phi": "<|tool|>",
     "llama": "<|python_tag|>",

@@ -191,12 +191,19 @@ def test_templates_without_tools_get_a_text():
     alone = template.render([{"role": "user", "content": "Hi"}], tools=TOOLS)
     assert alone.startswith("<|im_start|>system\n")
     assert json.dumps(TOOLS[0]) in alone
-    assert '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>' in alone
+    assert '<tool_call>\n{"name": "<name>", "arguments": <arguments>}\n</tool_call>' in alone
     system = {"role": "developer", "content": "Be brief."}
     text = template.render([system, {"role": "user", "content": "Hi"}], tools=TOOLS)
     assert text.startswith("<|im_start|>system\nBe brief.\n\n")
     assert text.count("<|im_start|>system") == 1
     assert "<tools>" not in template.render([system, {"role": "user", "content": "Hi"}])
+
+
+def test_tools_are_described_in_the_form_of_the_template():
+    """A template that writes calls but no tools is told the form of its own calls."""
+    text = ChatTemplate(DEEPSEEK).render([{"role": "user", "content": "Hi"}], tools=TOOLS)
+    assert "function<｜tool▁sep｜><name>\n```json\n<arguments>\n```<｜tool▁call▁end｜>" in text
+    assert "<tool_call>" not in text
 
 
 def test_calls_and_results_without_a_form_are_text():
@@ -216,6 +223,22 @@ def test_arguments_that_are_no_object_are_passed_as_they_are(arguments):
     """A model may have written anything; the next turn is rendered all the same."""
     text = ChatTemplate(QWEN).render(conversation(call(arguments=arguments)), tools=TOOLS)
     assert f'"arguments": {arguments or "{}"}}}' in text
+
+
+def test_calls_without_content_have_none_where_the_template_can():
+    """Templates tell a message of calls from one of text by its content; some fail without."""
+    source = (
+        "{% for m in messages %}{% if m.content is none %}C{% elif m.tool_calls %}D{% endif %}"
+        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    assert ChatTemplate(source).facts.calls_have_no_content
+    assert "Cweather" in ChatTemplate(source).render(conversation(call()))
+    strict = source.replace("m.content or ''", "m.content + ''")
+    assert not ChatTemplate(strict).facts.calls_have_no_content
+    assert "Dweather" in ChatTemplate(strict).render(conversation(call()))
+    written = source.replace("m.content or ''", "m.content")
+    assert "None" not in ChatTemplate(written).render(conversation(call()))
 
 
 def test_systems_without_a_form_begin_the_first_message():

@@ -38,6 +38,14 @@ class Spelling:
     begin: str = ""
     end: str = ""
 
+    def written(self, *calls: tuple[str, str]) -> str:
+        """Return calls, each a name and the text of its arguments, as a model writes them."""
+        texts = (
+            f"{self.before_name}{name}{self.after_name}{arguments}{self.after_arguments}"
+            for name, arguments in calls
+        )
+        return f"{self.begin}{self.between.join(texts)}{self.end}"
+
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:

@@ -5,6 +5,9 @@ from corral.text.parsers.json_text import decoded, is_json, pass_value, read_str
 from corral.text.parsers.source import Parsing, Source
 
 _ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "function")
+_BESIDE = ("id", "type", "call_id", "tool_call_id", "index")
+"""Members that may stand before the name; any other one there means that the object is no call."""
 
 
 def read_call(source: Source, sink: Sink) -> Parsing[bool]:
@@ -73,7 +76,7 @@ class _Call:
                 return
 
     def _member(self, key: str) -> Parsing[bool]:
-        if key == "name" and not self.has_begun:
+        if key in _NAMES and not self.has_begun:
             name = yield from read_string(self._source)
             if not name:
                 return False
@@ -82,6 +85,8 @@ class _Call:
         if key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             return (yield from self._arguments())
+        if not self.has_begun and key not in _BESIDE:
+            return False
         return (yield from read_value(self._source)) is not None
 
     def _begin(self, name: str) -> None:

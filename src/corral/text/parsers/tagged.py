@@ -1,4 +1,4 @@
-"""Calls in tags: Hermes, Qwen, Granite, Phi-4-mini (JSON inside) and Qwen3-Coder (tags inside)."""
+"""Calls in tags: JSON inside (Hermes, Qwen, Granite, Phi-4-mini, …), or tags (Qwen3-Coder)."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,16 @@ from typing import Any, Final
 
 from corral.text.parsers.forms import Handler, Reading, Spelling, ToolForm
 from corral.text.parsers.json_calls import read_calls
-from corral.text.parsers.json_text import escaped, is_json
+from corral.text.parsers.json_text import escaped, is_json, pass_value
 from corral.text.parsers.source import Parsing, drop, text_until
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 FUNCTION: Final = "<function="
 _FUNCTION_END = "</function>"
-_PARAMETER = "<parameter="
+PARAMETER: Final = "<parameter="
+NEMOTRON_OPEN: Final = "<TOOLCALL>"
+_NEMOTRON_CLOSE = "</TOOLCALL>"
 _PARAMETER_END = "</parameter>"
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
@@ -61,12 +63,16 @@ def _read_function(reading: Reading) -> Parsing[None]:
     name, _ = yield from text_until(source, ">")
     name = name.strip()
     sink.begin(name)
+    if (yield from source.visible()) == "{":  # all arguments as one object
+        yield from pass_value(source, sink.arguments)
+        yield from source.until((_FUNCTION_END, CLOSE), drop)
+        return
     sink.arguments("{")
     separator = ""
     schema = reading.schemas.get(name, {})
-    ends = (_PARAMETER, _FUNCTION_END, CLOSE)
+    ends = (PARAMETER, _FUNCTION_END, CLOSE)
     found = yield from source.until(ends, drop)
-    while found == _PARAMETER:
+    while found == PARAMETER:
         key, closed = yield from text_until(source, ">")
         if closed is None:
             return
@@ -82,7 +88,7 @@ def _read_function(reading: Reading) -> Parsing[None]:
 def _read_parameter(reading: Reading, *, is_text: bool) -> Parsing[str | None]:
     """Read a value; the line ends next to its tags are not part of it."""
     source, sink = reading.source, reading.sink
-    ends = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
+    ends = (_PARAMETER_END, PARAMETER, _FUNCTION_END)
     yield from source.starts_with("\n")
     if not is_text:
         text, found = yield from text_until(source, *ends)
@@ -151,6 +157,24 @@ QWEN_CODER: Final = ToolForm(
     handlers={OPEN: tagged(CLOSE), FUNCTION: _read_bare_function},
     markup=(CLOSE,),
     writes_json=False,
+)
+FUNCTIONARY: Final = ToolForm(
+    "functionary",
+    Spelling(before_name=FUNCTION, after_name=">", after_arguments=_FUNCTION_END),
+    handlers={FUNCTION: _read_bare_function},
+)
+NEMOTRON: Final = ToolForm(
+    "nemotron",
+    Spelling(
+        begin=NEMOTRON_OPEN + "[",
+        before_name='{"name": "',
+        after_name='", "arguments": ',
+        after_arguments="}",
+        between=", ",
+        end="]" + _NEMOTRON_CLOSE,
+    ),
+    handlers={NEMOTRON_OPEN: tagged(_NEMOTRON_CLOSE)},
+    markup=(_NEMOTRON_CLOSE,),
 )
 GRANITE: Final = ToolForm(
     "granite",
