@@ -210,7 +210,10 @@ def _reply(reading: Reading, form: ReplyFormat) -> Parsing[None]:
         yield from form.tools.at_start(reading, "")
     while (mark := (yield from source.until(marks, sink.content))) is not None:
         if tags is not None and mark == tags.open:
-            yield from _reasoning(reading, tags)
+            if sink.is_answering:  # the answer speaks of the tag
+                sink.content(mark)
+            else:
+                yield from _reasoning(reading, tags)
         elif not (yield from handlers[mark](reading, mark)):
             sink.content(mark)
 

@@ -6,6 +6,7 @@ system, and it opens no further files. Its caller kills it when an answer does n
 """
 
 import json
+import signal
 import struct
 import sys
 from typing import IO, Final
@@ -34,6 +35,7 @@ def limit_resources(memory_bytes: int) -> None:
 
 def main(memory_bytes: int) -> None:
     """Serve standard input and output until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the caller, who ends us when done
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing but answers may reach the caller
     limit_resources(memory_bytes)

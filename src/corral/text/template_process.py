@@ -5,7 +5,8 @@
                           TemplateError ◀── kill the child ◀── time is up ◀────┴──▶ text
 
 A template is code from outside. The sandbox stops what it knows of; this stops what it does not
-know. The child has no file of ours, and what it does can cost it only its own life.
+know. The child has no file of ours, and what it does can cost it only its own life. It is of our
+process group, so that whoever kills that leaves nothing behind, and ends when its input does.
 """
 
 import json
@@ -114,7 +115,6 @@ class ProcessRenderer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,
             )
         except OSError as error:
             reason = f"the process of the chat template did not start: {error}"

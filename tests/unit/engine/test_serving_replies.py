@@ -62,7 +62,7 @@ TOOLS = (
 USER = (Message("user", "Tell me about a person."),)
 
 
-def request(prompt, name="a", *, max_tokens=100, temperature=1.0, seed=1, **options):
+def request(prompt, name="a", *, max_tokens=400, temperature=1.0, seed=1, **options):
     return GenerationRequest(
         request_id=name,
         prompt=prompt,

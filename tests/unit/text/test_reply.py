@@ -74,7 +74,8 @@ REPLIES = [
     ("qwen3", THINK + CALL, ("", "hm", [("f", None)])),
     ("qwen3", "<think>\n\n</think>\n\nb", ("b", "", [])),
     ("qwen3", "<think>a <tool_call>", ("", "a <tool_call>", [])),
-    ("qwen3", "a<think>b</think>c", ("ac", "b", [])),
+    ("qwen3", "a <think> b</think>c", ("a <think> b</think>c", "", [])),
+    ("qwen3", f"{CALL}\n<think>b</think>c", ("c", "b", [("f", None)])),
     ("qwen-coder", f"<tool_call>\n{XML}\n</tool_call>", ("", "", [("f", '{"x": "a\\n", "n": 1}')])),
     ("qwen-coder", "b " + XML, ("b", "", [("f", '{"x": "a\\n", "n": 1}')])),
     (

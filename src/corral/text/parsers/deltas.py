@@ -52,10 +52,13 @@ class Sink:
         self._is_fresh = False
         self._held = ""
         self.num_calls = 0
+        self.is_answering = False
+        """Whether there was content since the last border."""
 
     def content(self, text: str) -> None:
         """Add text of the answer."""
         if text := self._trimmed(text):
+            self.is_answering = True
             self._add(Content(text))
 
     def reasoning(self, text: str) -> None:
@@ -65,7 +68,7 @@ class Sink:
 
     def border(self) -> None:
         """Say that content or reasoning ends here, with the white space around."""
-        self._held, self._is_fresh = "", True
+        self._held, self._is_fresh, self.is_answering = "", True, False
 
     def begin(self, name: str) -> None:
         """Begin a call."""
