@@ -1,0 +1,92 @@
+"""How a worker process is told what to hold, and what is told of it: plain frozen data.
+
+LOADING ──▶ READY ──▶ RESTARTING ──▶ LOADING …
+   │          │            │
+   ▼          ▼            ▼
+FAILED     CLOSED       FAILED        (FAILED and CLOSED are for good)
+"""
+
+import enum
+
+import msgspec
+
+from corral.contract.checks import check_integer, check_number, check_text, check_tuple
+from corral.contract.limits import MAX_NAME_CHARACTERS
+
+MAX_QUEUE = 65_536
+MAX_DRAIN_S = 86_400.0
+_MAX_PATH_CHARACTERS = 4096
+_MAX_DEVICES = 64
+
+
+class WorkerState(enum.Enum):
+    """Where a worker is in its life, as seen by whoever keeps it."""
+
+    LOADING = "loading"
+    """The process is there, or about to be, and its model is not yet."""
+    READY = "ready"
+    RESTARTING = "restarting"
+    """The process died; another one is started after a pause."""
+    FAILED = "failed"
+    """No further start is tried; `WorkerStatus.error_code` says why."""
+    CLOSED = "closed"
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a worker at one moment."""
+
+    state: WorkerState
+    stage: str = ""
+    """While it loads: what it does, such as "kernels" or "read"."""
+    done: int = 0
+    total: int = 0
+    """Of `done`; 0 if that is not known."""
+    restarts: int = 0
+    """How often a process was started again."""
+    pid: int | None = None
+    error_code: str = ""
+    """Of the last failure: the `code` of a class in `corral.errors`."""
+    error: str = ""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A model for a worker to hold, and how."""
+
+    model: str
+    """Path of the file."""
+    name: str = ""
+    """What the model is called; by default its file's name."""
+    device: str = "auto"
+    visible_devices: tuple[str, ...] | None = None
+    """UUIDs of the cards that the process may see; None leaves what its parent sees."""
+    context: int | None = None
+    parallel: int = 1
+    kv_type: str = "f16"
+    kv_blocks: int | None = None
+    """Blocks of the KV cache; None is enough for `parallel` full sequences."""
+    threads: int | None = None
+    chunk_beside: int | None = None
+    """Prompt tokens of one step while others decode; None is what suits the device."""
+    queue_capacity: int = 128
+    """Requests that may wait."""
+    drain_s: float = 30.0
+    """Seconds that running requests get to end when the worker is to stop."""
+
+    def validate(self) -> None:
+        """Check every field that is not checked when the model is loaded.
+
+        Raises:
+            InvalidArgument: naming the field, what it holds and what it may hold.
+        """
+        check_text("model", self.model, shortest=1, longest=_MAX_PATH_CHARACTERS)
+        check_text("name", self.name, longest=MAX_NAME_CHARACTERS)
+        check_text("device", self.device, shortest=1, longest=MAX_NAME_CHARACTERS)
+        if self.visible_devices is not None:
+            devices = check_tuple(
+                "visible_devices", self.visible_devices, longest=_MAX_DEVICES, of="devices"
+            )
+            for index, device in enumerate(devices):
+                field = f"visible_devices[{index}]"
+                check_text(field, device, shortest=1, longest=MAX_NAME_CHARACTERS)
+        check_integer("queue_capacity", self.queue_capacity, low=0, high=MAX_QUEUE)
+        check_number("drain_s", self.drain_s, low=0.0, high=MAX_DRAIN_S)
