@@ -12,16 +12,33 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api import chat, completions, health, metrics, models
+from corral.api import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    llama,
+    metrics,
+    models,
+    openapi,
+    page,
+    props,
+    status,
+    tokens,
+)
 from corral.api.errors import Problem
 from corral.api.readings import ReadDevices, Readings
-from corral.api.security import Gate
+from corral.api.security import PUBLIC, Gate
 from corral.api.serving import Serving
 from corral.api.settings import ApiSettings
 from corral.contract.service import Service
 from corral.contract.worker import WorkerState, WorkerStatus
 
-_FAMILIES = (chat, completions, models, health, metrics)
+_FAMILIES = (
+    *(chat, completions, embeddings, models),
+    *(llama, tokens, props),
+    *(health, metrics, status, openapi),
+)
 
 
 def ready() -> WorkerStatus:
@@ -33,28 +50,29 @@ def make_app(
     service: Service,
     settings: ApiSettings,
     *,
-    status: Callable[[], WorkerStatus] = ready,
+    worker: Callable[[], WorkerStatus] = ready,
     devices: ReadDevices | None = None,
 ) -> Starlette:
     """Return an application that answers from a service.
 
-    `status` tells of the service's worker and returns at once; `devices` reads device memory and
+    `worker` tells of the service's process and returns at once; `devices` reads device memory and
     may take its time: it is called in a thread, at most once a second. While the application
     lives, `app.state.serving` is what its routes share.
     """
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        serving = Serving(service, settings, status=status, readings=Readings(devices))
+        serving = Serving(service, settings, status=worker, readings=Readings(devices))
         app.state.serving = serving
+        app.state.status_feed = status.StatusFeed(serving)
         try:
             yield
         finally:
             serving.close()
 
     return Starlette(
-        routes=[found for family in _FAMILIES for found in family.routes()],
-        middleware=[Middleware(Gate, settings=settings)],
+        routes=[*(route for family in _FAMILIES for route in family.routes()), *page.mounts()],
+        middleware=[Middleware(Gate, settings=settings, public=PUBLIC | page.paths())],
         exception_handlers={HTTPException: _unrouted},
         lifespan=life,
     )

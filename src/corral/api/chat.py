@@ -8,7 +8,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from corral.api import translate
 from corral.api.bodies import read
@@ -24,7 +23,7 @@ from corral.api.replies import (
     timings,
 )
 from corral.api.requests import new_id, number_of_choices, requests_for
-from corral.api.routing import json_reply, route
+from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import ChatBody
 from corral.api.serving import Serving, serving_of
 from corral.api.sse import DONE, AnswerStream, encode
@@ -109,9 +108,9 @@ class Chunk(msgspec.Struct, kw_only=True):
     timings: TimingsReply | UnsetType = UNSET
 
 
-def routes() -> list[Route]:
+def routes() -> list[ApiRoute]:
     """Return the routes of this file."""
-    return [route("/v1/chat/completions", chat), route("/chat/completions", chat)]
+    return [post("/v1/chat/completions", chat, ChatBody), post("/chat/completions", chat, ChatBody)]
 
 
 async def chat(request: Request) -> Response:

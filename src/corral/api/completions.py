@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from corral.api import translate
 from corral.api.bodies import read
@@ -23,7 +22,7 @@ from corral.api.replies import (
     timings,
 )
 from corral.api.requests import new_id, number_of_choices, requests_for
-from corral.api.routing import json_reply, route
+from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import CompletionBody
 from corral.api.serving import Serving, serving_of
 from corral.api.sse import DONE, AnswerStream, encode
@@ -54,9 +53,9 @@ class Reply(msgspec.Struct, kw_only=True):
     timings: TimingsReply | UnsetType = UNSET
 
 
-def routes() -> list[Route]:
+def routes() -> list[ApiRoute]:
     """Return the routes of this file."""
-    return [route("/v1/completions", completions)]
+    return [post("/v1/completions", completions, CompletionBody)]
 
 
 async def completions(request: Request) -> Response:

@@ -2,19 +2,18 @@
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from corral.api.errors import Problem
-from corral.api.routing import json_reply, route
+from corral.api.routing import ApiRoute, get, json_reply
 from corral.api.serving import serving_of
 from corral.errors import CorralError
 
 
-def routes() -> list[Route]:
+def routes() -> list[ApiRoute]:
     """Return the routes of this file."""
     return [
-        route("/health", health, method="GET"),
-        route("/v1/health", health, method="GET"),
+        get("/health", health),
+        get("/v1/health", health),
     ]
 
 

@@ -2,16 +2,15 @@
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from corral.api.meters import CONTENT_TYPE
-from corral.api.routing import route
+from corral.api.routing import ApiRoute, get
 from corral.api.serving import serving_of
 
 
-def routes() -> list[Route]:
+def routes() -> list[ApiRoute]:
     """Return the routes of this file."""
-    return [route("/metrics", metrics, method="GET")]
+    return [get("/metrics", metrics)]
 
 
 async def metrics(request: Request) -> Response:

@@ -4,21 +4,20 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from corral.api.routing import json_reply, route
+from corral.api.routing import ApiRoute, get, json_reply
 from corral.api.serving import Serving, serving_of
 from corral.contract.worker import WorkerState
 
 _STARTED = int(time.time())
 
 
-def routes() -> list[Route]:
+def routes() -> list[ApiRoute]:
     """Return the routes of this file."""
     return [
-        route("/v1/models", models, method="GET"),
-        route("/models", models, method="GET"),
-        route("/v1/models/{id:path}", model, method="GET"),
+        get("/v1/models", models),
+        get("/models", models),
+        get("/v1/models/{id:path}", model),
     ]
 
 

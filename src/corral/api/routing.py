@@ -1,5 +1,6 @@
 """Makes routes whose handlers may raise: every error becomes a reply that says what went wrong."""
 
+import inspect
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -13,20 +14,38 @@ from corral.api.translate import PARAMS
 
 Handler = Callable[[Request], Awaitable[Response]]
 _encoder = msgspec.json.Encoder()
+_GONE = 499
+"""Nobody reads this status; nginx's logs made it known."""
 
 
-def route(path: str, handler: Handler, *, method: str = "POST") -> Route:
-    """Return a route to a handler."""
+class ApiRoute(Route):
+    """A route that knows what it is for and what body it takes."""
 
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ClientGone:
-            return Response(status_code=499)  # nobody reads it
-        except Exception as error:
-            return problem_of(error, names=PARAMS).response()
+    def __init__(self, path: str, handler: Handler, method: str, body: type | None) -> None:
+        """Lead a method of a path to a handler, whose docstring says what it does."""
 
-    return Route(path, answer, methods=[method], name=f"{method} {path}")
+        async def answer(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except ClientGone:
+                return Response(status_code=_GONE)
+            except Exception as error:
+                return problem_of(error, names=PARAMS).response()
+
+        super().__init__(path, answer, methods=[method], name=f"{method} {path}")
+        self.summary = (inspect.getdoc(handler) or "").partition("\n")[0]
+        self.method = method
+        self.body = body
+
+
+def get(path: str, handler: Handler) -> ApiRoute:
+    """Return a route that reads."""
+    return ApiRoute(path, handler, "GET", None)
+
+
+def post(path: str, handler: Handler, body: type) -> ApiRoute:
+    """Return a route that takes a body."""
+    return ApiRoute(path, handler, "POST", body)
 
 
 def json_reply(value: object, *, status: int = 200) -> Response:

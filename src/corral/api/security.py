@@ -1,15 +1,13 @@
-"""Who may ask at all: decided before any route is looked up, on every path but the health check.
+"""Who may ask at all: decided before any route is looked up, on every path but
+the health check and the files of the page, which are the same for everybody.
 
     Host      names this server, or a page elsewhere points its own name at us (DNS rebinding)
     Origin    is this server or a page that was allowed; otherwise nothing may be posted
     key       is one of ours, if there are any; compared in constant time
 
-The key is a bearer token, an X-Api-Key, or the password of HTTP's basic authentication, which is
-how a browser asks its user for it.
+The key is a bearer token or an X-Api-Key.
 """
 
-import base64
-import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -64,19 +62,7 @@ def given_key(headers: Headers) -> str | None:
     if not headers.getlist("authorization"):
         return shown[0]
     scheme, _, value = shown[0].partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip()
-        case "basic":
-            return _password(value.strip())
-    return None
-
-
-def _password(encoded: str) -> str | None:
-    try:
-        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
-        return None
+    return value.strip() if scheme.lower() == "bearer" else None
 
 
 def host_name(host: str) -> str | None:
@@ -94,10 +80,13 @@ def host_name(host: str) -> str | None:
 class Gate:
     """ASGI middleware that lets through who may ask, and adds headers that protect the page."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
-        """Stand before an application."""
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, public: frozenset[str] = PUBLIC
+    ) -> None:
+        """Stand before an application; anybody may read what is at public paths."""
         self._app = app
         self._settings = settings
+        self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer those who may not ask; pass on the others."""
@@ -125,7 +114,8 @@ class Gate:
         if scope["method"] not in _SAFE and not self._is_allowed_origin(origin, hosts[0]):
             text = "pages of that Origin may not ask; --cors-origin lets them"
             return Problem(403, text, code="wrong_origin").response()
-        if scope["path"] in PUBLIC or self._is_preflight(scope, headers):
+        is_public = scope["path"] in self._public and scope["method"] in ("GET", "HEAD")
+        if is_public or self._is_preflight(scope, headers):
             return None
         return self._key_refusal(scope, headers)
 
@@ -134,10 +124,8 @@ class Gate:
             return None
         known = find(given_key(headers), self._settings.key_digests)
         if known is None:
-            is_page = "text/html" in headers.get("accept", "")
-            scheme = 'Basic realm="corral", charset="UTF-8"' if is_page else "Bearer"
             text = "a valid API key is needed, as Authorization: Bearer KEY"
-            told = {"WWW-Authenticate": scheme}
+            told = {"WWW-Authenticate": "Bearer"}
             return Problem(401, text, code="invalid_api_key", headers=told).response()
         scope["corral.namespace"] = namespace(known)
         return None
