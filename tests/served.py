@@ -60,6 +60,7 @@ class Run:
     request: object
     deliver: object
     cancelled: threading.Event = field(default_factory=threading.Event)
+    failure: tuple | None = None
 
 
 class ScriptedService:
@@ -107,6 +108,12 @@ class ScriptedService:
             self.cancelled.append(request_id)
             run = self._runs.get(request_id)
         if run is not None:
+            run.cancelled.set()
+
+    def fail_all(self, code, message):
+        """Have everything that runs fail."""
+        for run in list(self._runs.values()):
+            run.failure = (code, message)
             run.cancelled.set()
 
     def ask(self, question, *, timeout_s):
@@ -175,6 +182,9 @@ class ScriptedService:
         while said < count and not run.cancelled.wait(self.pace_s):
             self._token(run, f"{said} ")
             said += 1
+        if run.failure is not None:
+            self._error(run, *run.failure)
+            return
         reason = FinishReason.CANCELLED if run.cancelled.is_set() else FinishReason.STOP
         self._finish(run, reason, said)
 

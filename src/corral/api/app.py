@@ -70,12 +70,14 @@ def make_app(
         finally:
             serving.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[*(route for family in _FAMILIES for route in family.routes()), *page.mounts()],
         middleware=[Middleware(Gate, settings=settings, public=PUBLIC | page.paths())],
         exception_handlers={HTTPException: _unrouted},
         lifespan=life,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

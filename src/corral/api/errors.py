@@ -126,5 +126,11 @@ def _unavailable(error: CorralError, retry_s: int) -> Problem:
 
 def _client_field(name: str, names: Mapping[str, str]) -> str | None:
     """Return a field as clients write it: messages[0].role for the contract's messages[0] role."""
+    if not name:
+        return None
     first, *rest = name.split(" ")
-    return ".".join([names.get(first, first), *rest]) if name else None
+    head, bracket, index = first.partition("[")
+    first = names.get(head, head) + bracket + index
+    if rest and rest[-1].isdigit():  # "prompt token 3"
+        return f"{first}[{rest[-1]}]"
+    return ".".join([first, *rest])

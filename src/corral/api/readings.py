@@ -39,6 +39,10 @@ class Readings:
         self._taken = float("-inf")
         self._states: tuple[DeviceState, ...] = ()
 
+    def forget(self) -> None:
+        """Have the next look read again."""
+        self._taken = float("-inf")
+
     async def newest(self) -> tuple[DeviceState, ...]:
         """Return the devices as they were at most a second ago, or as last read if that fails."""
         if self._read is None:

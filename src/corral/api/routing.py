@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from corral.api.errors import problem_of
 from corral.api.exchange import ClientGone
-from corral.api.translate import PARAMS
+from corral.api.translate import params_of
 
 Handler = Callable[[Request], Awaitable[Response]]
 _encoder = msgspec.json.Encoder()
@@ -30,7 +30,7 @@ class ApiRoute(Route):
             except ClientGone:
                 return Response(status_code=_GONE)
             except Exception as error:
-                return problem_of(error, names=PARAMS).response()
+                return problem_of(error, names=params_of(body)).response()
 
         super().__init__(path, answer, methods=[method], name=f"{method} {path}")
         self.summary = (inspect.getdoc(handler) or "").partition("\n")[0]

@@ -5,8 +5,10 @@ name. Ranges are not in here: `corral.contract` has them. `translate.py` makes r
 """
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-ABSENT = msgspec.Raw(b"")
+Json = msgspec.Raw | UnsetType
+"""JSON that is passed on as it is."""
 Bias = dict[str, float | bool] | list[list[int | float | bool | str]]
 
 
@@ -44,7 +46,7 @@ class JsonSchema(msgspec.Struct, kw_only=True):
     """A named schema, as `response_format` holds it."""
 
     name: str = ""
-    schema: msgspec.Raw = ABSENT
+    schema: Json = UNSET
     strict: bool | None = None
 
 
@@ -53,7 +55,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
     type: str
     json_schema: JsonSchema | None = None
-    schema: msgspec.Raw = ABSENT
+    schema: Json = UNSET
     """llama-server's place for a schema, beside `type`."""
 
 
@@ -70,7 +72,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     cache_prompt: bool | None = None
     response_format: ResponseFormat | None = None
     grammar: str | None = None
-    json_schema: msgspec.Raw = ABSENT
+    json_schema: Json = UNSET
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -111,7 +113,7 @@ class OfferedFunction(msgspec.Struct, kw_only=True):
 
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = ABSENT
+    parameters: Json = UNSET
     strict: bool | None = None
 
 
@@ -140,7 +142,7 @@ class ChatBody(GenerationFields, kw_only=True):
 
     messages: list[ChatMessage]
     tools: list[OfferedTool] | None = None
-    chat_template_kwargs: msgspec.Raw = ABSENT
+    chat_template_kwargs: Json = UNSET
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     max_completion_tokens: int | None = None

@@ -1,22 +1,24 @@
 """Makes the contract's requests of what clients sent: pure functions over plain data.
 
 What the contract cannot say is refused here by the client's name of the field; ranges are checked
-by the contract itself, and `PARAMS` says how clients call its fields.
+by the contract itself, and `params_of` says how clients call its fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import msgspec
+from msgspec import UNSET
 
 from corral.api.errors import refused
 from corral.api.schema import (
-    ABSENT,
     Bias,
     ChatBody,
     ChatMessage,
     ContentPart,
     GenerationFields,
+    Json,
+    LlamaBody,
     NamedTool,
     OfferedTool,
     SamplingFields,
@@ -35,8 +37,11 @@ from corral.contract.messages import (
 )
 from corral.contract.sampling import SamplingParams
 
-PARAMS = {"dry_last_n": "dry_penalty_last_n", "dry_breakers": "dry_sequence_breakers"}
-"""The contract's fields that clients call otherwise."""
+_PARAMS = {"dry_last_n": "dry_penalty_last_n", "dry_breakers": "dry_sequence_breakers"}
+_PARAMS_OF: dict[type, Mapping[str, str]] = {
+    ChatBody: {**_PARAMS, "logprobs": "top_logprobs"},
+    LlamaBody: {**_PARAMS, "logprobs": "n_probs", "max_tokens": "n_predict"},
+}
 _SAME_NAME = (
     *("temperature", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"),
     *("repeat_penalty", "frequency_penalty", "presence_penalty"),
@@ -45,6 +50,11 @@ _SAME_NAME = (
 _ANY_SEED = (-1, 2**32 - 1)
 """What llama-server's clients send for "no matter which"."""
 _BIAS_LIMIT = 100.0
+
+
+def params_of(body: type | None) -> Mapping[str, str]:
+    """Return how clients that send a kind of body call fields that the contract calls otherwise."""
+    return _PARAMS if body is None else _PARAMS_OF.get(body, _PARAMS)
 
 
 def wrong(param: str, message: str) -> NoReturn:
@@ -156,35 +166,38 @@ def constraint(fields: GenerationFields) -> Constraint | None:
     found = [
         _format_constraint(fields),
         Constraint(ConstraintKind.GBNF, fields.grammar) if fields.grammar else None,
-        _schema("json_schema", fields.json_schema) if _is_given(fields.json_schema) else None,
+        _schema("json_schema", given(fields.json_schema)),
     ]
-    given = [item for item in found if item is not None]
-    if len(given) > 1:
+    wanted = [item for item in found if item is not None]
+    if len(wanted) > 1:
         wrong("response_format", "give one of response_format, grammar and json_schema")
-    return given[0] if given else None
+    return wanted[0] if wanted else None
 
 
 def _format_constraint(fields: GenerationFields) -> Constraint | None:
     wanted = fields.response_format
     if wanted is None or wanted.type == "text":
         return None
-    inner = wanted.json_schema.schema if wanted.json_schema is not None else ABSENT
-    schema = inner if _is_given(inner) else wanted.schema
-    if wanted.type == "json_object" and not _is_given(schema):
+    inner = given(wanted.json_schema.schema) if wanted.json_schema is not None else None
+    schema = inner if inner is not None else given(wanted.schema)
+    if wanted.type == "json_object" and schema is None:
         return Constraint(ConstraintKind.JSON)
     if wanted.type not in ("json_object", "json_schema"):
         wrong("response_format.type", "expected text, json_object or json_schema")
-    if not _is_given(schema):
+    if schema is None:
         wrong("response_format.json_schema", "expected an object with a schema")
     return _schema("response_format.json_schema.schema", schema)
 
 
-def _schema(param: str, raw: msgspec.Raw) -> Constraint:
+def _schema(param: str, raw: msgspec.Raw | None) -> Constraint | None:
+    if raw is None:
+        return None
     return Constraint(ConstraintKind.SCHEMA, json_text(param, raw, kind=dict | bool))
 
 
-def _is_given(raw: msgspec.Raw) -> bool:
-    return bytes(raw) not in (b"", b"null")
+def given(json: Json) -> msgspec.Raw | None:
+    """Return JSON that is there and not null."""
+    return None if json is UNSET or bytes(json) == b"null" else json
 
 
 def json_text(param: str, raw: msgspec.Raw, *, kind: object = dict) -> str:
@@ -215,11 +228,11 @@ def chat_prompt(fields: ChatBody) -> ChatPrompt:
 
 
 def _variables(fields: ChatBody) -> str:
-    raw, effort = fields.chat_template_kwargs, fields.reasoning_effort
-    given = json_text("chat_template_kwargs", raw) if _is_given(raw) else "{}"
+    raw, effort = given(fields.chat_template_kwargs), fields.reasoning_effort
+    text = "{}" if raw is None else json_text("chat_template_kwargs", raw)
     if effort is None:
-        return given
-    merged = {"reasoning_effort": effort, **msgspec.json.decode(given)}
+        return text
+    merged = {"reasoning_effort": effort, **msgspec.json.decode(text)}
     return msgspec.json.encode(merged).decode()
 
 
@@ -249,11 +262,11 @@ def _content(content: str | list[ContentPart] | None, place: str) -> str:
 def _tool(tool: OfferedTool, place: str) -> Tool:
     if tool.type != "function":
         wrong(f"{place}.type", "expected function")
-    raw = tool.function.parameters
+    raw = given(tool.function.parameters)
     return Tool(
         name=tool.function.name,
         description=tool.function.description or "",
-        parameters=json_text(f"{place}.function.parameters", raw) if _is_given(raw) else "{}",
+        parameters="{}" if raw is None else json_text(f"{place}.function.parameters", raw),
     )
 
 
