@@ -16,6 +16,7 @@ NUMPY_FREE = (
     *("corral.kv.spec", "corral.kv.pool", "corral.kv.table"),
     *("corral.quant.types", "corral.quant.packed"),
     *("corral.contract.messages", "corral.contract.service"),
+    *("corral.api.app", "corral.api.server"),
     *("corral.devices.base", "corral.devices.registry", "corral.devices.cpu.traits"),
     *("corral.devices.probe", "corral.devices.probe_child", "corral.devices.context_cost"),
 )

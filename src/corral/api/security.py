@@ -10,6 +10,7 @@ The key is a bearer token or an X-Api-Key.
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -77,6 +78,15 @@ def host_name(host: str) -> str | None:
     return parts.hostname
 
 
+def is_address(name: str) -> bool:
+    """Whether the name of a host is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 class Gate:
     """ASGI middleware that lets through who may ask, and adds headers that protect the page."""
 
@@ -131,8 +141,15 @@ class Gate:
         return None
 
     def _is_own_host(self, host: str) -> bool:
-        name, allowed = host_name(host), self._settings.allowed_hosts
-        return name is not None and ("*" in allowed or name.lower() in allowed)
+        name, settings = host_name(host), self._settings
+        if name is None:
+            return False
+        allowed = settings.allowed_hosts
+        return (
+            "*" in allowed
+            or name.lower() in allowed
+            or (settings.allows_addresses and is_address(name))
+        )
 
     def _is_allowed_origin(self, origin: str | None, host: str) -> bool:
         if origin is None:

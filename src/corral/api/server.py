@@ -130,6 +130,7 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            serving.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""

@@ -43,6 +43,8 @@ class ApiSettings:
     """Of the keys that are accepted (`security.digest`); none lets everybody in."""
     allowed_hosts: frozenset[str] = LOOPBACK_HOSTS
     """What a Host header may name, without port; "*" stands for any."""
+    allows_addresses: bool = False
+    """Whether a Host header may be any IP address: no page elsewhere can make one point at us."""
     cors_origins: tuple[str, ...] = ()
     """Origins of pages elsewhere that may ask; "*" stands for any."""
     sampling: SamplingParams = field(default_factory=SamplingParams)

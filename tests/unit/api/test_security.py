@@ -129,7 +129,18 @@ def test_hosts_may_be_added(service):
     assert named.get("/health", headers={"Host": "localhost"}).status_code == 421
     anyone = Asked(service, ApiSettings(model="m", allowed_hosts=frozenset({"*"})))
     assert anyone.get("/health", headers={"Host": "whatever"}).status_code == 200
-    assert host_name("a b") is None or host_name("a b") not in ("a", "b")
+    addresses = Asked(service, ApiSettings(model="m", allows_addresses=True))
+    for host, status in (("192.0.2.7:80", 200), ("[2001:db8::1]", 200), ("evil.example", 421)):
+        assert addresses.get("/health", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("Box:1", "box"), ("[::1]:5", "::1"), ("a@b", None), ("a/b", None), ("a:b", None), ("", None)],
+)
+def test_names_of_hosts(host, name):
+    """A Host header is a name and a port and nothing else."""
+    assert host_name(host) == name
 
 
 @pytest.mark.parametrize(
