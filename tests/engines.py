@@ -15,10 +15,14 @@ WINDOWED = (GroupSpec(WINDOW, SEQUENCES * window_blocks(WINDOW, ROWS)), *FULL)
 LAYOUTS = pytest.mark.parametrize("groups", [FULL, WINDOWED], ids=["full", "windowed"])
 
 
-def make(groups=FULL, **shapes):
+SHORT = (GroupSpec(None, blocks_for(CONTEXT) + 1),)
+"""One block more than a single sequence may need."""
+
+
+def make(groups=FULL, *, sequences=SEQUENCES, chunk_beside=None, **shapes):
     """Return an engine and its runner."""
-    runner = TokenMemory(groups, rows=ROWS, sequences=SEQUENCES, context=CONTEXT, **shapes)
-    return Engine(runner, groups, context=CONTEXT), runner
+    runner = TokenMemory(groups, rows=ROWS, sequences=sequences, context=CONTEXT, **shapes)
+    return Engine(runner, groups, context=CONTEXT, chunk_beside=chunk_beside), runner
 
 
 DEFAULTS = {}

@@ -25,6 +25,7 @@
         ├── LedgerMismatch         bytes planned and bytes allocated differ
         ├── CapacityExceeded       a pool planned for N items was asked for more
         ├── CompileError           a kernel did not compile
+        ├── ProtocolError          two processes do not understand each other
         └── DeviceFault            the device reported a fault it cannot recover from
 
 A message says what failed, what was found, what was expected and what to do. `code` is stable and
@@ -221,6 +222,12 @@ class CompileError(InternalError):
         """Keep the kernel's text in `ir`."""
         super().__init__(message)
         self.ir = ir
+
+
+class ProtocolError(InternalError):
+    """What arrives from another process is not what this one understands."""
+
+    code = "protocol"
 
 
 class DeviceFault(InternalError):

@@ -129,18 +129,16 @@ Event = TokenEvent | FinishEvent | ErrorEvent
 
 def error_event(request_id: str, error: BaseException) -> ErrorEvent:
     """Describe an error for the other side; a foreign one only by its kind, not by its text."""
+    code, message = described(error)
     if isinstance(error, ContextExceeded):
         return ErrorEvent(
             request_id=request_id,
-            code=error.code,
-            message=str(error),
+            code=code,
+            message=message,
             prompt_tokens=error.prompt_tokens,
             context=error.context,
         )
-    if isinstance(error, CorralError):
-        return ErrorEvent(request_id=request_id, code=error.code, message=str(error))
-    message = f"unexpected {type(error).__name__}; see the log of the worker"
-    return ErrorEvent(request_id=request_id, code=InternalError.code, message=message)
+    return ErrorEvent(request_id=request_id, code=code, message=message)
 
 
 def as_error(event: ErrorEvent) -> CorralError:
@@ -149,10 +147,22 @@ def as_error(event: ErrorEvent) -> CorralError:
         return ContextExceeded(
             event.message, prompt_tokens=event.prompt_tokens, context=event.context
         )
+    return error_of(event.code, event.message)
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """Return the code and the message that stand for an error on the other side."""
+    if isinstance(error, CorralError):
+        return error.code, str(error)
+    return InternalError.code, f"unexpected {type(error).__name__}; see the log of the worker"
+
+
+def error_of(code: str, message: str) -> CorralError:
+    """Return the error of a code; one of unknown code is an InternalError."""
     pending: list[type[CorralError]] = [CorralError]
     while pending:
         kind = pending.pop()
-        if kind.code == event.code:
-            return kind(event.message)
+        if kind.code == code:
+            return kind(message)
         pending.extend(kind.__subclasses__())
-    return InternalError(f"{event.code}: {event.message}")
+    return InternalError(f"{code}: {message}")

@@ -1,6 +1,8 @@
 """How the next token is chosen, in plain values that are checked when they are made."""
 
 import math
+from collections.abc import Collection
+from typing import Self
 
 import msgspec
 
@@ -98,6 +100,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check_number(field, value, low=lowest, high=highest, is_low_excluded=is_excluded)
         self._validate_optional()
         _check_biases(self.logit_bias, vocabulary_size)
+
+    def banning(self, tokens: Collection[int]) -> Self:
+        """Return the same with some tokens never drawn.
+
+        Raises:
+            InvalidArgument: there are more biases then than there may be.
+        """
+        others = tuple(pair for pair in self.logit_bias if pair[0] not in tokens)
+        banned = tuple((token, -math.inf) for token in sorted(tokens))
+        return msgspec.structs.replace(self, logit_bias=others + banned)
 
     def _validate_optional(self) -> None:
         if self.top_n_sigma is not None:

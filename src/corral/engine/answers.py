@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.engine.engine import Emission, Engine
+from corral.engine.engine import Engine
+from corral.engine.flight import Emission
 from corral.engine.growth import GrowthWatch
 from corral.engine.metrics import EngineStatistics, MemoryGrowth
 from corral.engine.sequence import Sequence, SequenceState
@@ -63,7 +64,8 @@ class Answers:
                 self._cancel_abandoned()
                 emissions = self._engine.step()
                 for emission in emissions:
-                    self._unread[emission.sequence.id].append(emission)
+                    if emission.token is not None or emission.error is not None:
+                        self._unread[emission.sequence.id].append(emission)
                 if self._watch is not None:
                     self._watch.generated(len(emissions))
             if not unread:

@@ -7,69 +7,63 @@ It knows tokens, not text; sequences, not requests. One thread at a time may cal
                             finish n ─▶ sample ─▶ start n+1 ─▶ emit n
     and where it chooses the tokens, because all want the likeliest
                             start n+1, fed by n ─▶ finish n ─▶ emit n
+
+An error ends the sequences it belongs to: one in sampling a single one, a failing evaluation those
+that were in it. All others go on as if nothing had been. Only a fault of the device, after which it
+computes nothing more, is raised.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.contract.events import FinishReason
 from corral.engine.batch import Rows
+from corral.engine.cache import Cache
+from corral.engine.flight import Emission, Flight, chosen_token, translated
 from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner
-from corral.engine.scheduler import Budget, Candidate, Slice, schedule
+from corral.engine.scheduler import Budget, Candidate, Slice, preempted, schedule
 from corral.engine.sequence import Sequence, SequenceState
-from corral.errors import (
-    ContextExceeded,
-    CorralError,
-    InternalError,
-    InvalidArgument,
-    ModelError,
-    ResourceError,
-)
-from corral.kv.pool import BlockPool
-from corral.kv.prefix import PrefixPool, extend
-from corral.kv.spec import BLOCK_TOKENS, GroupSpec
-from corral.kv.table import BlockTable
+from corral.engine.waiting import WaitingLine
+from corral.errors import ContextExceeded, DeviceFault, InvalidArgument, ResourceError
+from corral.kv.spec import BLOCK_TOKENS, GroupSpec, blocks_for
 from corral.sampling.sampler import Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """A token one step produced, or the error that ended a sequence."""
-
-    sequence: Sequence
-    token: int | None
-    error: CorralError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """An evaluation that was started."""
-
-    slices: tuple[Slice, ...]
-    chooses: bool
-    """Whether the device chooses the tokens."""
-
-    @property
-    def can_feed(self) -> bool:
-        """Whether each of its slices gives the token that its sequence goes on with."""
-        return self.chooses and all(part.wants_logits for part in self.slices)
-
-
 class Engine:
-    """Owns the sequences and their blocks."""
+    """Owns the sequences and, through the cache, their blocks."""
 
-    def __init__(self, runner: Runner, groups: tuple[GroupSpec, ...], *, context: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        groups: tuple[GroupSpec, ...],
+        *,
+        context: int,
+        chunk_beside: int | None = None,
+    ) -> None:
+        """Begin with no sequences.
+
+        `chunk_beside` is how many prompt tokens an evaluation computes at most while sequences
+        decode; None is as many as fit.
+        """
+        if chunk_beside is not None and chunk_beside < 1:
+            raise InvalidArgument(
+                f"chunk_beside is {chunk_beside}, expected at least 1: prompts must get on"
+            )
         self._runner = runner
-        self._groups = groups
-        self._pools, self._prefixes = _pools(groups)
-        self._sequences: dict[int, Sequence] = {}
+        self._cache = Cache(groups)
+        self._waiting = WaitingLine()
+        self._running: dict[int, Sequence] = {}
+        """In the order in which they were admitted."""
         self._next_id = 0
         self._evaluations = 0
+        self._preemptions = 0
+        self._chunk_beside = chunk_beside
         self._flights: deque[Flight] = deque()
         """What was started and not finished, two at most."""
         self._landed: list[Emission] = []
@@ -84,11 +78,12 @@ class Engine:
         max_tokens: int,
         end_tokens: frozenset[int] = frozenset(),
         reuse: bool = True,
+        namespace: str = "",
     ) -> Sequence:
         """Queue a prompt and return its sequence.
 
         With `max_tokens` 0 the prompt is computed and nothing else. Without `reuse` all of it is
-        computed, and nothing of it is left for others.
+        computed, and nothing of it is left for others; else for those of its `namespace`.
 
         Raises:
             InvalidArgument: if the prompt is empty.
@@ -100,68 +95,97 @@ class Engine:
         if len(prompt) >= self.context:
             raise ContextExceeded(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.context} with at "
-                "least one of the answer: shorten the prompt or raise --context"
+                "least one of the answer: shorten the prompt or raise --context",
+                prompt_tokens=len(prompt),
+                context=self.context,
             )
         sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
-        sequence.is_reusing = reuse and self._prefixes is not None
-        if sequence.is_reusing:  # the last token is always computed: its logits are wanted
-            extend(sequence.links, prompt, (len(prompt) - 1) // BLOCK_TOKENS)
+        sequence.is_reusing, sequence.namespace = reuse, namespace
+        self._cache.name_prompt(sequence)
         if sampler is not None:
             sampler.accept_prompt(prompt)
         self._next_id += 1
-        self._sequences[sequence.id] = sequence
+        self._waiting.join(sequence)
         return sequence
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._flights or self._landed or len(self._waiting))
+
     def step(self) -> list[Emission]:
-        """Finish one evaluation and return what it produced, in order of arrival."""
+        """Finish one evaluation and return what it produced, in order of admission.
+
+        Raises:
+            DeviceFault: if the device computes nothing more.
+        """
         if not self._flights and not self._landed:
             self._launch()
         if self._runner.is_asynchronous:
             self._launch_fed()
         self._land()
         if self._runner.is_asynchronous and not self._flights:
-            self._launch_ahead()
+            self._launch()
         emissions, self._landed = self._landed, []
         return emissions
 
-    def _launch_ahead(self) -> None:
-        """Start what comes next; if that fails, it does so again when nothing waits to be told."""
-        try:
-            self._launch()
-        except CorralError:
-            if not self._landed:
-                raise
-
     def _launch(self) -> None:
         """Start an evaluation of what is there to be computed, if anything is."""
-        slices = schedule(self._candidates(), self._budget())
-        if slices:
-            wanting = (self._sequences[part.id] for part in slices if part.wants_logits)
-            samplers = [sequence.sampler for sequence in wanting]
-            is_simple = all(sampler is not None and sampler.takes_likeliest for sampler in samplers)
-            chooses = self._runner.is_asynchronous and is_simple and bool(samplers)
-            self._start(slices, chooses=chooses)
-            self._flights.append(Flight(slices, chooses))
+        candidates, budget = self._candidates(), self._budget()
+        while (victim := preempted(candidates, budget)) is not None:
+            self._preempt(self._running[victim])
+            candidates, budget = self._candidates(), self._budget()
+        slices = schedule(candidates, budget)
+        if not slices:
+            return
+        known = {sequence.id: sequence for sequence in self._among(slices)}
+        wanting = (known[part.id] for part in slices if part.wants_logits)
+        samplers = [sequence.sampler for sequence in wanting]
+        is_simple = all(sampler is not None and sampler.takes_likeliest for sampler in samplers)
+        chooses = self._runner.is_asynchronous and is_simple and bool(samplers)
+        # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
+        for sequence in known.values():
+            if sequence.state is SequenceState.WAITING:
+                self._admit(sequence)
+        batch = []
+        for part in slices:
+            self._cache.grow(known[part.id], part.num_tokens)
+            batch.append(Rows(known[part.id], part.num_tokens, int(part.wants_logits)))
+        self._start(batch, Flight(slices, chooses))
 
     def _launch_fed(self) -> None:
         """Start the next token of every sequence before this one is known, if all can go on so."""
-        if len(self._flights) != 1 or not self._flights[0].can_feed or self._is_anyone_waiting():
+        if len(self._flights) != 1 or not self._flights[0].can_feed or self._can_admit():
             return
-        batch, slices = [], []
+        going = []
         for output, part in enumerate(self._flights[0].slices):
-            sequence = self._sequences.get(part.id)
-            if sequence is None or self._ends_with_next(sequence):
-                continue
-            self._grow(sequence, part.num_tokens + 1)
-            batch.append(Rows(sequence, 1, 1, ahead=part.num_tokens, fed_by=output))
-            slices.append(Slice(part.id, 1, wants_logits=True))
+            sequence = self._running.get(part.id)
+            if sequence is not None and not self._ends_with_next(sequence):
+                going.append((sequence, part.num_tokens, output))
+        batch = []
+        for sequence, ahead, output in going:
+            if not self._cache.can_grow(sequence, ahead + 1):
+                return  # what was taken already is taken anyway by the next token
+            self._cache.grow(sequence, ahead + 1)
+            batch.append(Rows(sequence, 1, 1, ahead=ahead, fed_by=output))
         if batch:
-            self._evaluations += 1
-            self._runner.start(batch, chooses=True)
-            self._flights.append(Flight(tuple(slices), chooses=True))
+            slices = tuple(Slice(rows.sequence.id, 1, wants_logits=True) for rows in batch)
+            self._start(batch, Flight(slices, chooses=True))
 
-    def _is_anyone_waiting(self) -> bool:
-        return any(s.state is SequenceState.WAITING for s in self._sequences.values())
+    def _start(self, batch: list[Rows], flight: Flight) -> None:
+        self._evaluations += 1
+        try:
+            self._runner.start(batch, chooses=flight.chooses)
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._lose_flight(flight, error)
+        else:
+            self._flights.append(flight)
+
+    def _can_admit(self) -> bool:
+        """Whether somebody waits for whom there is a slot."""
+        return bool(len(self._waiting)) and len(self._running) < self._runner.shapes.sequences
 
     def _ends_with_next(self, sequence: Sequence) -> bool:
         """Whether the next token is the last, whatever it is."""
@@ -173,18 +197,29 @@ class Engine:
         if not self._flights:
             return
         flight = self._flights.popleft()
-        tokens = self._runner.choices() if flight.chooses else []
-        logits = None if flight.chooses else self._runner.finish()
+        try:
+            tokens = self._runner.choices() if flight.chooses else []
+            logits = None if flight.chooses else self._runner.finish()
+        except DeviceFault:
+            raise
+        except Exception as error:
+            self._lose_flight(flight, error)
+            return
         output = 0
         for part in flight.slices:
-            sequence = self._sequences.get(part.id)
+            sequence = self._running.get(part.id)
             if sequence is not None:
-                self._advance(sequence, part.num_tokens)
+                self._cache.advance(sequence, part.num_tokens)
                 if part.wants_logits:
-                    of_row = tokens[output] if logits is None else logits[output]
-                    emission = self._sample(sequence, of_row)
-                    self._landed += [emission] if emission else []
+                    self._sample(sequence, tokens[output] if logits is None else logits[output])
             output += part.wants_logits
+
+    def _lose_flight(self, flight: Flight, error: Exception) -> None:
+        """End the sequences of an evaluation that failed."""
+        for part in flight.slices:
+            sequence = self._running.get(part.id)
+            if sequence is not None:
+                self._lose(sequence, error, "an evaluation")
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence now; one that has ended stays as it is."""
@@ -208,119 +243,113 @@ class Engine:
         while self._flights:
             self._land()
         shapes = self._runner.shapes
-        if self._num_running() >= shapes.sequences:
+        free = self._cache.num_free
+        has_blocks = free is None or blocks_for(len(sequence.tokens)) <= free
+        if len(self._running) >= shapes.sequences or not has_blocks:
             raise ResourceError(
                 f"all {shapes.sequences} sequences the model was loaded for are in use: finish or "
                 "cancel an answer first, or raise --parallel"
             )
-        self._admit(sequence)
+        self._cache.open_tables(sequence)
         chunk = min(shapes.outputs, shapes.rows)
         try:
             for first in range(0, len(sequence.tokens), chunk):
                 count = min(chunk, len(sequence.tokens) - first)
-                self._grow(sequence, count)
+                self._cache.grow(sequence, count)
                 into[first : first + count] = self._runner.run([Rows(sequence, count, count)])
-                self._advance(sequence, count)
+                self._cache.advance(sequence, count)
         finally:
-            self._give_back(sequence)
+            self._cache.close_tables(sequence)
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
-        running = self._num_running()
-        pools = [pool.statistics() for pool in self._pools]
+        pools = self._cache.statistics()
         return EngineStatistics(
-            len(self._sequences) - running,
-            running,
+            len(self._waiting),
+            len(self._running),
             self._evaluations,
             free_blocks=tuple(pool.num_free for pool in pools),
             known_blocks=tuple(pool.num_known for pool in pools),
+            num_blocks=tuple(pool.num_blocks for pool in pools),
+            preemptions=self._preemptions,
         )
 
-    def _num_running(self) -> int:
-        return sum(s.state is SequenceState.RUNNING for s in self._sequences.values())
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences that hold blocks, in the order in which they were admitted."""
+        return tuple(self._running.values())
 
     def _budget(self) -> Budget:
         shapes = self._runner.shapes
-        return Budget(shapes.rows, shapes.outputs, shapes.sequences)
+        return Budget(
+            shapes.rows,
+            shapes.outputs,
+            shapes.sequences,
+            beside=self._chunk_beside,
+            blocks=self._cache.num_free,
+            sequence_blocks=blocks_for(self.context),
+        )
 
     def _candidates(self) -> list[Candidate]:
-        """Return who may run, in order of arrival: as many waiting as there are free slots."""
-        free = self._runner.shapes.sequences - self._num_running()
-        candidates = []
-        for sequence in self._sequences.values():
-            is_admitted = sequence.state is SequenceState.RUNNING
-            if not is_admitted and free == 0:
-                continue
-            free -= not is_admitted
-            known = [] if is_admitted else self._reusable(sequence)
-            pending = sequence.num_pending - len(known) * BLOCK_TOKENS
-            candidates.append(Candidate(sequence.id, pending, is_admitted))
+        """Return who may run: all admitted, then as many that wait as there are free slots."""
+        candidates = [
+            Candidate(s.id, s.num_pending, True, s.num_computed) for s in self._running.values()
+        ]
+        free = self._runner.shapes.sequences - len(self._running)
+        for sequence in islice(self._waiting, free):
+            known = self._cache.known(sequence)
+            computed = len(known) * BLOCK_TOKENS
+            pending, idle = len(sequence.tokens) - computed, self._cache.num_idle(known)
+            candidates.append(Candidate(sequence.id, pending, False, computed, idle))
         return candidates
 
-    def _start(self, slices: tuple[Slice, ...], *, chooses: bool) -> None:
-        sequences = [self._sequences[part.id] for part in slices]
-        # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
-        for sequence in sequences:
-            if sequence.state is SequenceState.WAITING:
-                self._admit(sequence)
-        batch = []
-        for part, sequence in zip(slices, sequences, strict=True):
-            self._grow(sequence, part.num_tokens)
-            batch.append(Rows(sequence, part.num_tokens, int(part.wants_logits)))
-        self._evaluations += 1
-        self._runner.start(batch, chooses=chooses)
+    def _among(self, slices: tuple[Slice, ...]) -> list[Sequence]:
+        """Return the sequences of slices, in their order."""
+        waiting = islice(self._waiting, self._runner.shapes.sequences)
+        known = {sequence.id: sequence for sequence in waiting} | self._running
+        return [known[part.id] for part in slices]
 
     def _admit(self, sequence: Sequence) -> None:
-        sequence.tables = tuple(
-            BlockTable(pool, window=group.window)
-            for pool, group in zip(self._pools, self._groups, strict=True)
-        )
-        known = self._reusable(sequence)
-        if known:
-            sequence.tables[0].adopt(known)
-            sequence.num_cached = sequence.num_computed = len(known) * BLOCK_TOKENS
+        self._waiting.admit(sequence)
+        self._running[sequence.id] = sequence
         sequence.state = SequenceState.RUNNING
+        sequence.num_computed = self._cache.open_tables(sequence)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = time.perf_counter()
+            sequence.num_cached = sequence.num_computed
 
-    def _reusable(self, sequence: Sequence) -> list[int]:
-        """Return the blocks that a waiting sequence can begin with."""
-        if self._prefixes is None or not sequence.is_reusing:
-            return []
-        return self._prefixes.find(sequence.links)
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; its tokens are computed again when there are some."""
+        self._cache.close_tables(sequence)
+        del self._running[sequence.id]
+        sequence.state, sequence.num_computed = SequenceState.WAITING, 0
+        sequence.num_preemptions += 1
+        self._preemptions += 1
+        self._waiting.rejoin(sequence)
 
-    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
-        for table in sequence.tables:
-            table.grow(sequence.num_computed + num_tokens)
-
-    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        full = sequence.num_computed // BLOCK_TOKENS
-        sequence.num_computed += num_tokens
-        for table in sequence.tables:
-            table.slide(sequence.num_computed)
-        if self._prefixes is not None and sequence.is_reusing:
-            num_full = sequence.num_computed // BLOCK_TOKENS
-            extend(sequence.links, sequence.tokens, num_full)
-            for number in range(full, num_full):
-                self._prefixes.keep(sequence.tables[0].blocks[number], sequence.links[number])
-
-    def _sample(self, sequence: Sequence, given: NDArray[np.float32] | int) -> Emission | None:
+    def _sample(self, sequence: Sequence, given: NDArray[np.float32] | int) -> None:
         """Take the token of some logits, or one that the device chose."""
-        if sequence.max_tokens == 0 or sequence.sampler is None:
+        sampler, logprobs = sequence.sampler, None
+        if sequence.max_tokens == 0 or sampler is None:
             self._finish(sequence, FinishReason.LENGTH)
-            return None
+            self._landed.append(Emission(sequence, None))
+            return
         try:
             if isinstance(given, int):
-                token = _chosen(given)
+                token = chosen_token(given)
             else:
-                token = sequence.sampler.sample(given, len(sequence.tokens))
-            sequence.sampler.accept(token)
+                token = sampler.sample(given, len(sequence.tokens))
+                if sampler.params.logprobs is not None:
+                    logprobs = sampler.logprobs(given, token)
+            sampler.accept(token)
         except Exception as error:  # this sequence is lost, its neighbours are not
-            self._lose(sequence)
-            return Emission(sequence, None, _translated(error))
+            self._lose(sequence, error, "sampling")
+            return
         sequence.tokens.append(token)
         reason = self._reason_to_finish(sequence, token)
         if reason is not None:
             self._finish(sequence, reason)
-        return Emission(sequence, token)
+        self._landed.append(Emission(sequence, token, logprobs=logprobs))
 
     def _reason_to_finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token in sequence.end_tokens:
@@ -334,50 +363,12 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         sequence.state = SequenceState.FINISHED
-        self._give_back(sequence)
-        del self._sequences[sequence.id]
+        self._cache.close_tables(sequence)
+        if self._running.pop(sequence.id, None) is None:
+            self._waiting.leave(sequence)
 
-    def _lose(self, sequence: Sequence) -> None:
+    def _lose(self, sequence: Sequence, error: Exception, what: str) -> None:
         """End a sequence whose keys and values may be wrong, so that nobody else sees them."""
-        if self._prefixes is not None:
-            for block in sequence.tables[0].blocks:
-                self._prefixes.forget(block)
+        self._cache.forget(sequence)
         self._finish(sequence, FinishReason.ERROR)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        for table in sequence.tables:
-            table.trim(0)
-
-
-def _pools(groups: tuple[GroupSpec, ...]) -> tuple[tuple[BlockPool, ...], PrefixPool | None]:
-    """Return a pool for each group, and the one in which beginnings can be reused, if any.
-
-    Windowed layers give up what lies behind their window, so beginnings of models that have some
-    are not kept.
-    """
-    if len(groups) == 1 and groups[0].window is None:
-        pool = PrefixPool(groups[0].num_blocks)
-        return (pool,), pool
-    return tuple(BlockPool(group.num_blocks) for group in groups), None
-
-
-def _chosen(token: int) -> int:
-    """Return the token that the device chose.
-
-    Raises:
-        ModelError: if there was none to choose.
-    """
-    if token < 0:
-        raise ModelError(
-            "the model computed a logit that is no finite number; expected finite ones: the "
-            "weights are damaged or overflow, try another quantization of the model"
-        )
-    return token
-
-
-def _translated(error: Exception) -> CorralError:
-    if isinstance(error, CorralError):
-        return error
-    translated = InternalError(f"sampling failed: {type(error).__name__}: {error}")
-    translated.__cause__ = error
-    return translated
+        self._landed.append(Emission(sequence, None, translated(error, what)))

@@ -8,9 +8,8 @@ from corral.contract.events import FinishReason
 from corral.engine.answers import Answers
 from corral.engine.metrics import GenerationStatistics
 from corral.engine.sequence import Sequence
+from corral.engine.text_stream import TextStream
 from corral.errors import InternalError
-from corral.text.detokenizer import Detokenizer
-from corral.text.stops import StopMatcher
 
 
 class Generation:
@@ -26,15 +25,13 @@ class Generation:
         answers: Answers,
         *,
         parent: object,
-        detokenizer: Detokenizer,
-        stops: StopMatcher,
+        stream: TextStream,
     ) -> None:
         """Wrap a submitted sequence; `parent` is kept alive as long as this is."""
         self._parent = parent
         self._sequence = sequence
         self._answers = answers
-        self._detokenizer = detokenizer
-        self._stops = stops
+        self._stream = stream
         self._started = time.perf_counter()
         self._first: float | None = None
         self._last = self._started
@@ -106,16 +103,11 @@ class Generation:
             self._first = self._first or self._last
         if token is None or token in self._sequence.end_tokens:
             self._reason = self._sequence.finish_reason or FinishReason.CANCELLED
-            return self._rest()
-        piece, has_stopped = self._stops.push(self._detokenizer.push(token))
-        if has_stopped:
+            return self._stream.finish()
+        piece = self._stream.push(token)
+        if self._stream.stop is not None:
             self._end(FinishReason.STOP)
         return piece
-
-    def _rest(self) -> str:
-        """Return the text that was held back in case more would follow."""
-        piece, has_stopped = self._stops.push(self._detokenizer.finish())
-        return piece if has_stopped else piece + self._stops.finish()
 
     def _end(self, reason: FinishReason) -> None:
         self._reason = reason

@@ -100,3 +100,7 @@ class EngineStatistics:
     """Blocks that no sequence uses, by group of layers."""
     known_blocks: tuple[int, ...]
     """Blocks that a prompt which begins alike can reuse, by group of layers."""
+    num_blocks: tuple[int, ...] = ()
+    """All blocks, by group of layers."""
+    preemptions: int = 0
+    """Sequences whose blocks were taken for others, and that were computed again."""

@@ -3,8 +3,6 @@
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,29 +13,19 @@ from numpy.typing import NDArray
 
 from corral.config import MAX_THREADS
 from corral.contract.sampling import SamplingParams
-from corral.devices import registry
-from corral.devices.base import Device, Progress
+from corral.devices.base import Progress
 from corral.engine import checks
 from corral.engine.answers import Answers
-from corral.engine.engine import Engine
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
-from corral.engine.load import LoadedModel, held_by_driver, load_file
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
 from corral.engine.options import Options
-from corral.engine.runner import Runner
-from corral.engine.templates import chat_template
+from corral.engine.parts import ModelParts, load_parts
+from corral.engine.text_stream import TextStream
 from corral.errors import Closed, ContextExceeded
-from corral.gguf import Metadata, open_model
-from corral.hub.resolve import resolve
 from corral.interrupts import deferred
-from corral.memory.ledger import Ledger, format_bytes
-from corral.models.footprint import choose_limits
-from corral.sampling.candidates import Workspace
-from corral.sampling.sampler import Sampler
+from corral.memory.ledger import format_bytes
 from corral.text.chat import encode_chat
-from corral.text.detokenizer import Detokenizer
-from corral.text.stops import StopMatcher
 from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
@@ -58,33 +46,13 @@ class ChatReply:
 class Model:
     """One loaded model. Made by `load`; a context manager; not for two threads at once."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        metadata: Metadata,
-        tokenizer: Tokenizer,
-        *,
-        name: str,
-        device: Device,
-        ledger: Ledger,
-        closing: ExitStack,
-        watch: GrowthWatch | None = None,
-    ) -> None:
-        """Put an engine on a loaded model; use `load` instead."""
-        self.metadata = metadata
-        self.name = name
-        self.device = device.name
-        self._device = device
-        self._loaded = loaded
-        self._ledger = ledger
-        self._closing = closing
-        groups = loaded.design.kv.groups
-        runner = Runner(loaded.backend, loaded.programs[0], groups)
-        engine = Engine(runner, groups, context=self.context)
-        self._answers = Answers(engine, name=name, watch=watch)
-        self._workspace = Workspace(self.vocabulary_size)
-        self._tokenizer = tokenizer
-        self._template: ChatTemplate | None = None
+    def __init__(self, parts: ModelParts, *, watch: GrowthWatch | None = None) -> None:
+        """Answer with loaded parts, which are then this model's; use `load` instead."""
+        self.metadata = parts.metadata
+        self.name = parts.name
+        self.device = parts.device.name
+        self._parts = parts
+        self._answers = Answers(parts.engine, name=parts.name, watch=watch)
 
     @classmethod
     def load(
@@ -126,41 +94,23 @@ class Model:
         threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
         checks.progress(progress)
         watch_growth = checks.flag("watch_growth", watch_growth)
-        with ExitStack() as stack:
-            on = registry.open(device, threads=threads)
-            stack.callback(on.close)
-            # What can be refused now was: a wrong setting shall not wait for a download.
-            path, ledger = resolve(name, progress=progress), Ledger()
-            with open_model(path) as file, ThreadPoolExecutor(1) as beside:
-                metadata = file.metadata
-                limits = choose_limits(
-                    metadata,
-                    context=context,
-                    parallel=parallel,
-                    kv_type=kv_type,
-                    chunk=on.traits.chunk_tokens,
-                )
-                tokenizer = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
-                loaded = load_file(file, limits, on, ledger, progress=progress)
-                stack.callback(loaded.close)
-                words = tokenizer.result()
-            closing = stack.pop_all()
-        return cls(
-            loaded,
-            metadata,
-            words,
-            name=path.name,
-            device=on,
-            ledger=ledger,
-            closing=closing,
-            watch=GrowthWatch(lambda: on.allocated_bytes) if watch_growth else None,
+        parts = load_parts(
+            name,
+            device=device,
+            context=context,
+            parallel=parallel,
+            kv_type=kv_type,
+            threads=threads,
+            progress=progress,
         )
+        on = parts.device
+        return cls(parts, watch=GrowthWatch(lambda: on.allocated_bytes) if watch_growth else None)
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""
         with deferred:
             self._answers.close()
-            self._closing.close()
+            self._parts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -186,17 +136,17 @@ class Model:
     @property
     def context(self) -> int:
         """Tokens one sequence may hold, prompt and answer together."""
-        return self._loaded.design.limits.context
+        return self._parts.context
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens, and of logits a row."""
-        return self._loaded.design.hyper.vocabulary
+        return self._parts.vocabulary_size
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._tokenizer
+        return self._parts.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
@@ -205,9 +155,7 @@ class Model:
         Raises:
             TemplateError: if the file has none.
         """
-        if self._template is None:
-            self._template = chat_template(self.metadata, self._tokenizer)
-        return self._template
+        return self._parts.template
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -224,7 +172,7 @@ class Model:
         Raises:
             InvalidArgument: if the text is no str, or holds half of a surrogate pair.
         """
-        return self._tokenizer.encode(
+        return self.tokenizer.encode(
             checks.text("text", text),
             add_special=checks.flag("add_special", add_special),
             parse_special=checks.flag("parse_special", parse_special),
@@ -236,8 +184,8 @@ class Model:
         Raises:
             InvalidArgument: if one of them is no token of the vocabulary.
         """
-        size = self._tokenizer.vocabulary_size
-        return self._tokenizer.decode(checks.tokens("tokens", tokens, vocabulary_size=size))
+        size = self.tokenizer.vocabulary_size
+        return self.tokenizer.decode(checks.tokens("tokens", tokens, vocabulary_size=size))
 
     def generate(
         self,
@@ -304,7 +252,7 @@ class Model:
     ) -> Generation:
         """Answer a conversation piece by piece; raises as `chat` does."""
         options = Options.of(max_tokens, stop, ignore_eos, sampling)
-        rendered = encode_chat(self._tokenizer, self.template, checks.messages(messages))
+        rendered = encode_chat(self.tokenizer, self.template, checks.messages(messages))
         return self._start(self._prompt_tokens("the rendered chat", rendered), options)
 
     def logits(self, tokens: Iterable[int]) -> NDArray[np.float32]:
@@ -344,8 +292,7 @@ class Model:
 
         A device's context is listed as long as it lives; models on one device share it.
         """
-        entries = (*self._ledger.statistics(), *held_by_driver(self._device))
-        return MemoryStatistics.of(entries, self._answers.growth())
+        return MemoryStatistics.of(self._parts.memory(), self._answers.growth())
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
@@ -364,23 +311,16 @@ class Model:
     def _start(self, tokens: list[int], options: Options) -> Generation:
         self._check_open()
         max_tokens = self.context if options.max_tokens is None else options.max_tokens
-        ends = frozenset[int]() if options.ignore_eos else self._tokenizer.end_of_generation
-        sampler = Sampler(options.sampling, self.vocabulary_size, workspace=self._workspace)
-        stops = StopMatcher(options.stop)
+        sampler = self._parts.samplers.make(options.sampling)
+        stream = TextStream(self.tokenizer, options.stop)
         sequence = self._answers.submit(
             tokens,
             sampler=sampler,
             max_tokens=max_tokens,
-            end_tokens=ends,
+            end_tokens=self._parts.samplers.end_tokens(ignore_eos=options.ignore_eos),
             reuse=options.reuse,
         )
-        return Generation(
-            sequence,
-            self._answers,
-            parent=self,
-            detokenizer=Detokenizer(self._tokenizer),
-            stops=stops,
-        )
+        return Generation(sequence, self._answers, parent=self, stream=stream)
 
     def _timed(self, prompt: list[int], num_tokens: int) -> float:
         options = Options(num_tokens, (), True, SamplingParams(temperature=0.0), reuse=False)

@@ -1,6 +1,9 @@
 """One request's tokens, and how far they are computed.
 
-WAITING ──admitted──▶ RUNNING ──stop, length, context, cancel──▶ FINISHED
+        admitted             stop, length, context, cancel, error
+WAITING ────────▶ RUNNING ─────────────────────────────────▶ FINISHED
+        ◀────────
+        preempted: its blocks are taken, its tokens stay and are computed again
 """
 
 import enum
@@ -15,7 +18,7 @@ from corral.sampling.sampler import Sampler
 class SequenceState(enum.Enum):
     """Where a sequence is in its life."""
 
-    WAITING = "not yet admitted; it holds no blocks"
+    WAITING = "it holds no blocks"
     RUNNING = "holds blocks; some of its tokens may still have to be computed"
     FINISHED = "its blocks are given back"
 
@@ -36,6 +39,8 @@ class Sequence:
     """Tokens that end it."""
     is_reusing: bool = True
     """Whether it may begin with blocks of others, and leave its own to them."""
+    namespace: str = ""
+    """Whom it belongs to: blocks are shared within, and turns are taken between them."""
     links: list[Link] = field(default_factory=list)
     """Names of its first blocks."""
     tables: tuple[BlockTable, ...] = ()
@@ -44,6 +49,9 @@ class Sequence:
     """Tokens whose keys and values are in the cache."""
     num_cached: int = 0
     """Prompt tokens whose keys and values were already there."""
+    num_preemptions: int = 0
+    admitted_at: float | None = None
+    """When it was first admitted, on the clock of `time.perf_counter`."""
     finish_reason: FinishReason | None = None
 
     @property

@@ -27,19 +27,31 @@ class Link:
     """The tokens of one full block, and the names of its parent and of itself."""
 
     parent: bytes
-    """Digest of all that comes before; empty for the first block."""
+    """Digest of all that comes before; for the first block that of its namespace, if it has one."""
     tokens: bytes
     digest: bytes
 
 
-def extend(links: list[Link], tokens: Sequence[int], num_blocks: int) -> None:
-    """Lengthen the chain of a sequence's first blocks to `num_blocks`, all of them full."""
+def extend(
+    links: list[Link], tokens: Sequence[int], num_blocks: int, *, namespace: str = ""
+) -> None:
+    """Lengthen the chain of a sequence's first blocks to `num_blocks`, all of them full.
+
+    Chains of different namespaces have no name in common, whatever their tokens.
+    """
     for number in range(len(links), num_blocks):
         first = number * BLOCK_TOKENS
         own = array("i", tokens[first : first + BLOCK_TOKENS]).tobytes()
-        parent = links[-1].digest if links else b""
+        parent = links[-1].digest if links else _root(namespace)
         digest = blake2b(parent + own, digest_size=_DIGEST_BYTES).digest()
         links.append(Link(parent, own, digest))
+
+
+def _root(namespace: str) -> bytes:
+    """Return what stands before the first block of all chains of a namespace."""
+    if not namespace:
+        return b""
+    return blake2b(namespace.encode(), digest_size=_DIGEST_BYTES, person=b"namespace").digest()
 
 
 class PrefixPool(BlockPool):
@@ -61,6 +73,10 @@ class PrefixPool(BlockPool):
                 break
             blocks.append(block)
         return blocks
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """Return how many of some known blocks nobody uses: taking them makes fewer free."""
+        return sum(block in self._idle for block in blocks)
 
     def keep(self, block: int, link: Link) -> None:
         """Remember what a block in use holds, unless another one is known to hold the same."""

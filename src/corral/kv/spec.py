@@ -70,12 +70,17 @@ def kv_spec(
     context: int,
     parallel: int,
     chunk_tokens: int,
+    num_blocks: int | None = None,
 ) -> KVSpec:
-    """Return the spec that lets `parallel` sequences reach `context` tokens each."""
+    """Return the spec that lets `parallel` sequences reach `context` tokens each.
+
+    With `num_blocks` layers that see everything have so many blocks, at least those of one full
+    sequence; windowed ones, whose blocks are few, always have enough.
+    """
     groups = []
     for window in dict.fromkeys(layer.window for layer in layers):
-        blocks = blocks_for(context)
+        blocks = blocks_for(context) * parallel if num_blocks is None else num_blocks
         if window is not None:
-            blocks = min(blocks, window_blocks(window, chunk_tokens))
-        groups.append(GroupSpec(window, blocks * parallel))
+            blocks = min(blocks_for(context), window_blocks(window, chunk_tokens)) * parallel
+        groups.append(GroupSpec(window, blocks))
     return KVSpec(layers, dtype, tuple(groups))

@@ -54,6 +54,8 @@ class DeviceTraits:
     """Whether its memory is not the host's: then staging is no part of it."""
     chunk_tokens: int = 512
     """Tokens of a prompt that are best computed together."""
+    chunk_beside_tokens: int = 128
+    """As many at most while sequences decode, so that these keep their pace."""
     flights: int = 1
     """Evaluations that may be under way at once; with two, the device chooses likeliest tokens."""
     loading_bytes: int = 8 << 20

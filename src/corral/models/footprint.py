@@ -33,6 +33,8 @@ class Limits:
     """Tokens of one evaluation."""
     outputs: int = 32
     """Rows of logits of one evaluation, at least `parallel`."""
+    kv_blocks: int | None = None
+    """Blocks of layers that see everything; None is enough for `parallel` full sequences."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +54,7 @@ def choose_limits(
     parallel: int = 1,
     kv_type: str = "f16",
     chunk: int = 512,
+    kv_blocks: int | None = None,
 ) -> Limits:
     """Return limits with defaults from the model's own context, checked.
 
@@ -67,7 +70,14 @@ def choose_limits(
         raise InvalidArgument(f"parallel is {parallel}, expected 1 to 256 sequences")
     if kv_type not in KV_TYPES:
         raise InvalidArgument(f"KV type is {kv_type!r}, expected one of {', '.join(KV_TYPES)}")
-    return Limits(context, parallel, kv_type, min(chunk, context * parallel), max(32, parallel))
+    each = blocks_for(context)
+    if kv_blocks is not None and not each <= kv_blocks <= each * parallel:
+        raise InvalidArgument(
+            f"there are to be {kv_blocks} KV blocks, expected {each} to {each * parallel}: enough "
+            f"for one sequence of {context} tokens, and no more than {parallel} can use"
+        )
+    chunk = min(chunk, context * parallel)
+    return Limits(context, parallel, kv_type, chunk, max(32, parallel), kv_blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +139,7 @@ def cache_spec(layers: tuple[LayerSpec, ...], hyper: Hyper, limits: Limits) -> K
         context=limits.context,
         parallel=limits.parallel,
         chunk_tokens=limits.chunk,
+        num_blocks=limits.kv_blocks,
     )
 
 

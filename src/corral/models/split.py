@@ -64,6 +64,7 @@ def resized_cache(model: ModelGraph, limits: Limits) -> KVSpec:
         context=limits.context,
         parallel=limits.parallel,
         chunk_tokens=limits.chunk,
+        num_blocks=limits.kv_blocks,
     )
 
 

@@ -6,7 +6,7 @@ import engines
 from corral.contract.events import FinishReason
 from corral.contract.sampling import SamplingParams
 from corral.engine.engine import Engine
-from corral.errors import ContextExceeded, InternalError, InvalidArgument, ModelError
+from corral.errors import ContextExceeded, DeviceFault, InternalError, InvalidArgument, ModelError
 from corral.kv.spec import blocks_for
 from corral.sampling.sampler import Sampler
 from engines import (
@@ -105,7 +105,9 @@ def test_no_tokens_compute_the_prompt_alone():
     """With max_tokens 0 a prompt is computed, and remembered, and nothing is sampled."""
     engine, runner = make()
     sequence = engine.submit([1] * 40, sampler=sampler(), max_tokens=0)
-    assert engine.step() == engine.step() == engine.step() == []
+    assert engine.step() == engine.step() == []
+    (emission,) = engine.step()
+    assert (emission.sequence, emission.token, emission.error) == (sequence, None, None)
     assert sequence.finish_reason is FinishReason.LENGTH
     assert runner.num_rows == [16, 16, 8]
     assert is_empty(engine)
@@ -203,31 +205,48 @@ def test_what_a_lost_sequence_computed_is_not_reused():
 
 
 class FailingMemory(TokenMemory):
-    """A runner that fails at some evaluations."""
+    """A runner that fails at one evaluation."""
 
-    failures = frozenset({2, 3})
+    error = InternalError("a kernel failed")
 
     def start(self, batch, **options):
         """Fail, or run."""
         self.count = getattr(self, "count", 0) + 1
-        if self.count in self.failures:
-            raise InternalError("the device failed")
+        if self.count == 3:
+            raise self.error
         super().start(batch, **options)
 
 
-def test_a_failed_evaluation_changes_nothing():
-    """After a device's failure the same step can be tried again, or everything cancelled."""
+def failing(error):
     runner = FailingMemory(FULL, rows=ROWS, sequences=SEQUENCES, context=CONTEXT)
-    engine = Engine(runner, FULL, context=CONTEXT)
-    sequence, other = submit(engine, [1] * 60), submit(engine, [2] * 60)
-    failures = 0
-    while failures < 2:
-        try:
-            engine.step()
-        except InternalError:
-            failures += 1
-    engine.cancel(other)
-    assert finish(engine, sequence) == [alone([1] * 60, 5, 1)]
+    runner.error = error
+    return Engine(runner, FULL, context=CONTEXT)
+
+
+@pytest.mark.parametrize("raised", [InternalError("a kernel failed"), ZeroDivisionError("oops")])
+def test_a_failed_evaluation_ends_the_sequences_in_it(raised):
+    """Whoever was not in it goes on, what it computed is not reused, and no block is lost."""
+    engine = failing(raised)
+    lost = submit(engine, [1] * 60)
+    later = [submit(engine, [1] * 60), submit(engine, [2] * 60)]
+    emissions = []
+    while lost.finish_reason is None:
+        emissions += engine.step()
+    (emission,) = [one for one in emissions if one.error]
+    assert (emission.sequence, type(emission.error)) == (lost, InternalError)
+    assert lost.finish_reason is FinishReason.ERROR
+    assert finish(engine, *later) == [alone([1] * 60, 5, 1), alone([2] * 60, 5, 1)]
+    assert later[0].num_cached == 0
+    assert is_empty(engine)
+
+
+def test_a_fault_of_the_device_is_raised():
+    """There is nothing to go on with, so whoever drives the engine must know."""
+    engine = failing(DeviceFault("gone"))
+    sequence = submit(engine, [1] * 60)
+    with pytest.raises(DeviceFault):
+        finish(engine, sequence)
+    engine.cancel(sequence)
     assert is_empty(engine)
 
 

@@ -5,7 +5,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from corral.contract.events import FinishReason
-from engines import FULL, SEQUENCES, WINDOWED, alone, finish, generated, is_empty, make, submit
+from engines import (
+    FULL,
+    SEQUENCES,
+    SHORT,
+    WINDOWED,
+    alone,
+    finish,
+    generated,
+    is_empty,
+    make,
+    submit,
+)
 
 
 class Life(RuleBasedStateMachine):
@@ -13,10 +24,14 @@ class Life(RuleBasedStateMachine):
 
     groups = FULL
     is_ahead = False
+    num_slots = SEQUENCES
+    chunk_beside = None
 
     def __init__(self):
         super().__init__()
-        self.engine, runner = make(self.groups)
+        self.engine, runner = make(
+            self.groups, sequences=self.num_slots, chunk_beside=self.chunk_beside
+        )
         runner.is_asynchronous = self.is_ahead
         self.sequences = []
         """Each with the answer it has alone."""
@@ -28,12 +43,14 @@ class Life(RuleBasedStateMachine):
         seed=st.integers(0, 1),
         reuse=st.booleans(),
         temperature=st.sampled_from([0.0, 0.8]),
+        namespace=st.sampled_from(["", "a"]),
     )
-    def submit(self, beginning, rest, max_tokens, seed, reuse, temperature):
+    def submit(self, beginning, rest, max_tokens, seed, reuse, temperature, namespace):
         """Queue a prompt that may begin like others."""
         prompt = beginning + rest
         options = {"seed": seed, "temperature": temperature}
-        sequence = submit(self.engine, prompt, max_tokens, reuse=reuse, **options)
+        where = {"reuse": reuse, "namespace": namespace}
+        sequence = submit(self.engine, prompt, max_tokens, **where, **options)
         self.sequences.append((sequence, alone(prompt, max_tokens, **options)))
 
     @rule(count=st.integers(1, 20))
@@ -54,7 +71,7 @@ class Life(RuleBasedStateMachine):
         """A block is free, or in the table of a sequence that runs."""
         statistics = self.engine.statistics()
         running = [s for s, _ in self.sequences if s.finish_reason is None and s.tables]
-        assert statistics.running == len(running) <= SEQUENCES
+        assert statistics.running == len(running) <= self.num_slots
         for index, group in enumerate(self.groups):
             used = set()
             for sequence in running:
@@ -99,10 +116,27 @@ class WindowedLifeAhead(WindowedLife):
     is_ahead = True
 
 
+class CrowdedLife(Life):
+    """The same with hardly more blocks than one sequence needs, and small chunks."""
+
+    groups = SHORT
+    num_slots = 4
+    chunk_beside = 3
+
+
+class CrowdedLifeAhead(CrowdedLife):
+    """Both."""
+
+    is_ahead = True
+
+
 LIFE = settings(max_examples=25, stateful_step_count=20, deadline=None)
-for each in (Life, WindowedLife, LifeAhead, WindowedLifeAhead):
+KINDS = (Life, WindowedLife, LifeAhead, WindowedLifeAhead, CrowdedLife, CrowdedLifeAhead)
+for each in KINDS:
     each.TestCase.settings = LIFE
 TestLife = Life.TestCase
 TestWindowedLife = WindowedLife.TestCase
 TestLifeAhead = LifeAhead.TestCase
 TestWindowedLifeAhead = WindowedLifeAhead.TestCase
+TestCrowdedLife = CrowdedLife.TestCase
+TestCrowdedLifeAhead = CrowdedLifeAhead.TestCase

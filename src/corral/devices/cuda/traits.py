@@ -34,6 +34,7 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         buckets=DECODE_BUCKETS + _PREFILL_BUCKETS,
         flights=2,
         chunk_tokens=2048,
+        chunk_beside_tokens=512,
         loading_bytes=64 << 20,
         readers=8,
         context_bytes=context_bytes,

@@ -1,0 +1,111 @@
+"""The blocks of all sequences: a pool for each group of layers, and what is known of beginnings.
+
+It gives blocks to sequences and takes them back; who gets some, and when, is decided elsewhere.
+"""
+
+from corral.engine.sequence import Sequence
+from corral.kv.pool import BlockPool, PoolStatistics
+from corral.kv.prefix import PrefixPool, extend
+from corral.kv.spec import BLOCK_TOKENS, GroupSpec
+from corral.kv.table import BlockTable
+
+
+class Cache:
+    """Owns the pools and, through them, every block."""
+
+    def __init__(self, groups: tuple[GroupSpec, ...]) -> None:
+        self._groups = groups
+        self._pools, self._prefixes = _pools(groups)
+
+    @property
+    def num_free(self) -> int | None:
+        """Blocks that sequences can be given; None if nothing can run short.
+
+        Windowed layers have enough for as many sequences as there may be.
+        """
+        pairs = zip(self._pools, self._groups, strict=True)
+        free = [pool.statistics().num_free for pool, group in pairs if group.window is None]
+        return min(free, default=None)
+
+    def statistics(self) -> tuple[PoolStatistics, ...]:
+        """Return the counts of each group's blocks."""
+        return tuple(pool.statistics() for pool in self._pools)
+
+    def name_prompt(self, sequence: Sequence) -> None:
+        """Name the blocks that a new sequence may find; its last token is computed in any case."""
+        sequence.is_reusing = sequence.is_reusing and self._prefixes is not None
+        if sequence.is_reusing:
+            self._extend(sequence, (len(sequence.tokens) - 1) // BLOCK_TOKENS)
+
+    def known(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that a waiting sequence can begin with."""
+        if self._prefixes is None or not sequence.is_reusing:
+            return []
+        return self._prefixes.find(sequence.links)
+
+    def num_idle(self, blocks: list[int]) -> int:
+        """Return how many of some known blocks count as free until they are adopted."""
+        return 0 if self._prefixes is None else self._prefixes.num_idle(blocks)
+
+    def open_tables(self, sequence: Sequence) -> int:
+        """Give a waiting sequence its tables and what is known of it; return how many tokens."""
+        sequence.tables = tuple(
+            BlockTable(pool, window=group.window)
+            for pool, group in zip(self._pools, self._groups, strict=True)
+        )
+        known = self.known(sequence)
+        if known:
+            sequence.tables[0].adopt(known)
+        return len(known) * BLOCK_TOKENS
+
+    def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether so many more tokens of a sequence fit."""
+        return all(table.can_grow(sequence.num_computed + num_tokens) for table in sequence.tables)
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give a sequence the blocks of so many more tokens.
+
+        Raises:
+            CapacityExceeded: if a pool runs out; the scheduler sees to it that none does.
+        """
+        for table in sequence.tables:
+            table.grow(sequence.num_computed + num_tokens)
+
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that so many more tokens are computed, and remember the blocks that are full now."""
+        full = sequence.num_computed // BLOCK_TOKENS
+        sequence.num_computed += num_tokens
+        for table in sequence.tables:
+            table.slide(sequence.num_computed)
+        if self._prefixes is not None and sequence.is_reusing:
+            num_full = sequence.num_computed // BLOCK_TOKENS
+            self._extend(sequence, num_full)
+            for number in range(full, num_full):
+                self._prefixes.keep(sequence.tables[0].blocks[number], sequence.links[number])
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody else begin with what a sequence computed: it may be wrong."""
+        if self._prefixes is not None and sequence.tables:
+            for block in sequence.tables[0].blocks:
+                self._prefixes.forget(block)
+
+    def close_tables(self, sequence: Sequence) -> None:
+        """Take every block of a sequence back."""
+        for table in sequence.tables:
+            table.trim(0)
+        sequence.tables = ()
+
+    def _extend(self, sequence: Sequence, num_blocks: int) -> None:
+        extend(sequence.links, sequence.tokens, num_blocks, namespace=sequence.namespace)
+
+
+def _pools(groups: tuple[GroupSpec, ...]) -> tuple[tuple[BlockPool, ...], PrefixPool | None]:
+    """Return a pool for each group, and the one in which beginnings can be reused, if any.
+
+    Windowed layers give up what lies behind their window, so beginnings of models that have some
+    are not kept.
+    """
+    if len(groups) == 1 and groups[0].window is None:
+        pool = PrefixPool(groups[0].num_blocks)
+        return (pool,), pool
+    return tuple(BlockPool(group.num_blocks) for group in groups), None
