@@ -5,6 +5,7 @@ here, where they see them.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +14,8 @@ from corral.contract.events import FinishEvent
 from corral.contract.questions import Description, ServiceStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_HELP = "See docs/howto/serve.md."
+_MODEL = "model_name"
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WHOLE_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -21,8 +24,9 @@ _WHOLE_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 class Meters:
     """Counters and histograms of one server, in a registry of their own."""
 
-    def __init__(self) -> None:
-        """Start from zero."""
+    def __init__(self, model: str) -> None:
+        """Start from zero; the model's name is a label where dashboards expect it."""
+        self._model = model
         self._registry = CollectorRegistry()
         self._first = self._histogram("time_to_first_token_seconds", "first token", _FIRST_TOKEN_S)
         self._next = self._histogram("inter_token_latency_seconds", "next token", _NEXT_TOKEN_S)
@@ -37,10 +41,9 @@ class Meters:
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> list[Histogram]:
         text = f"Seconds to the {what}, as clients see it."
-        return [
-            Histogram(f"{prefix}:{name}", text, buckets=buckets, registry=self._registry)
-            for prefix in ("corral", "vllm")
-        ]
+        more: dict[str, Any] = {"buckets": buckets, "registry": self._registry}
+        labelled = Histogram(f"vllm:{name}", text, [_MODEL], **more)
+        return [Histogram(f"corral:{name}", text, **more), labelled.labels(self._model)]
 
     def first_token(self, seconds: float) -> None:
         """Note how long a request waited for its first token."""
@@ -63,7 +66,8 @@ class Meters:
     def exposition(self, statistics: ServiceStatistics, description: Description) -> bytes:
         """Return everything in Prometheus's text format."""
         registry = CollectorRegistry()
-        registry.register(_Families(_families(statistics, description, self)))
+        families = _families(statistics, description, self)
+        registry.register(_Families([*families, *_vllm(statistics, self._model)]))
         return generate_latest(registry) + generate_latest(self._registry)
 
 
@@ -79,7 +83,6 @@ class _Families:
 
 
 def _families(held: ServiceStatistics, runs: Description, meters: Meters) -> list[Metric]:
-    used = held.kv_blocks_used / held.kv_blocks_total if held.kv_blocks_total else 0.0
     computed = held.prompt_tokens - held.cached_tokens
     gauges = {
         "corral:requests_running": held.running_requests,
@@ -92,12 +95,9 @@ def _families(held: ServiceStatistics, runs: Description, meters: Meters) -> lis
         "corral:weights_bytes": runs.weights_bytes,
         "llamacpp:requests_processing": held.running_requests,
         "llamacpp:requests_deferred": held.waiting_requests,
-        "llamacpp:kv_cache_usage_ratio": used,
+        "llamacpp:kv_cache_usage_ratio": _used(held),
         "llamacpp:prompt_tokens_seconds": _rate(computed, meters.prompt_s),
         "llamacpp:predicted_tokens_seconds": _rate(held.generated_tokens, meters.generation_s),
-        "vllm:num_requests_running": held.running_requests,
-        "vllm:num_requests_waiting": held.waiting_requests,
-        "vllm:kv_cache_usage_perc": used,
     }
     counters = {
         "corral:prompt_tokens": held.prompt_tokens,
@@ -110,9 +110,6 @@ def _families(held: ServiceStatistics, runs: Description, meters: Meters) -> lis
         "llamacpp:tokens_predicted": held.generated_tokens,
         "llamacpp:tokens_predicted_seconds": meters.generation_s,
         "llamacpp:n_decode": held.steps,
-        "vllm:prompt_tokens": held.prompt_tokens,
-        "vllm:generation_tokens": held.generated_tokens,
-        "vllm:num_preemptions": held.preemptions,
     }
     return [
         *(GaugeMetricFamily(name, _HELP, value=value) for name, value in gauges.items()),
@@ -121,7 +118,26 @@ def _families(held: ServiceStatistics, runs: Description, meters: Meters) -> lis
     ]
 
 
-_HELP = "See docs/howto/serve.md."
+def _vllm(held: ServiceStatistics, model: str) -> Iterator[Metric]:
+    gauges = {
+        "num_requests_running": held.running_requests,
+        "num_requests_waiting": held.waiting_requests,
+        "kv_cache_usage_perc": _used(held),
+    }
+    counters = {
+        "prompt_tokens": held.prompt_tokens,
+        "generation_tokens": held.generated_tokens,
+        "num_preemptions": held.preemptions,
+    }
+    for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, value in values.items():
+            family = kind(f"vllm:{name}", _HELP, labels=[_MODEL])
+            family.add_metric([model], value)
+            yield family
+
+
+def _used(held: ServiceStatistics) -> float:
+    return held.kv_blocks_used / held.kv_blocks_total if held.kv_blocks_total else 0.0
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -58,7 +58,7 @@ class Serving:
         self.settings = settings
         self.status = status
         self.readings = readings
-        self.meters = Meters()
+        self.meters = Meters(settings.model)
         self.stopping = asyncio.Event()
         """Set when no new requests are taken."""
         self._service = service
