@@ -19,7 +19,7 @@ from corral.cli.arguments import LoadOptions, Parser, real, whole
 from corral.cli.output import finish, note, print_json, say
 from corral.cli.progress import ProgressDisplay
 from corral.config import settings
-from corral.errors import CorralError, ResourceError, UsageError
+from corral.errors import CorralError, UsageError
 
 if TYPE_CHECKING:
     from corral.api.readings import DeviceState
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from corral.contract.sampling import SamplingParams
     from corral.contract.worker import WorkerSpec, WorkerStatus
     from corral.gguf.metadata import Metadata
-    from corral.router.process import Supervisor
+    from corral.router.supervisor import Supervisor
 
 DEFAULT_PORT = 8080
 _MAX_PORT = 65_535
@@ -80,7 +80,7 @@ def execute(given: Sequence[str]) -> int:
 
 
 def _supervised(spec: "WorkerSpec") -> "Supervisor":
-    from corral.router.process import supervise
+    from corral.router.supervisor import supervise
 
     return supervise(spec)
 
@@ -345,7 +345,7 @@ class _Watch:
                 self._is_ended.wait(_LOOK_S)
 
     def _tell(self, status: "WorkerStatus") -> None:
-        from corral.contract.events import ErrorEvent, as_error
+        from corral.contract.events import error_of
         from corral.contract.worker import WorkerState
 
         match status.state:
@@ -356,8 +356,7 @@ class _Watch:
             case WorkerState.RESTARTING:
                 note(f"the model's process ended ({status.error}); starting it again")
             case WorkerState.FAILED:
-                event = ErrorEvent(request_id="", code=status.error_code, message=status.error)
-                self.failure = as_error(event) if status.error else ResourceError("no worker")
+                self.failure = error_of(status.error_code, status.error)
                 self._server.stop()
 
     def _announce(self) -> None:

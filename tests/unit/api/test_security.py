@@ -4,6 +4,7 @@ import hmac
 
 import pytest
 
+from corral.api import page
 from corral.api.app import make_app
 from corral.api.security import digest, find, host_name
 from corral.api.settings import ApiSettings
@@ -194,3 +195,23 @@ def test_replies_protect_the_page(ask):
     assert headers["content-security-policy"].startswith("default-src 'self';")
     assert headers["x-frame-options"] == "DENY"
     assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_is_for_everybody_and_nothing_beside_it(service, tmp_path, monkeypatch):
+    """The page's own files need no key; what lies beside their folder is not found."""
+    folder = tmp_path / "static"
+    (folder / "js").mkdir(parents=True)
+    (folder / "index.html").write_text("<!doctype html>the page")
+    (folder / "js" / "main.js").write_text("1")
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    monkeypatch.setattr(page, "_FOLDER", folder)
+    asked = guarded(service)
+    assert "the page" in asked.get("/").text
+    assert asked.get("/js/main.js").headers["content-type"].startswith("text/javascript")
+    assert asked.get("/js/other.js").status_code == 401
+    assert asked("POST", "/").status_code == 401
+    key = {"Authorization": f"Bearer {KEY}"}
+    for path in ("/../secret.txt", "/%2e%2e/secret.txt", "/js/..%2f..%2fsecret.txt", "/link.txt"):
+        assert asked.get(path, headers=key).status_code == 404, path
+    assert asked.get("/health").json() == {"status": "ok"}
