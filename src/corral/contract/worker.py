@@ -32,6 +32,24 @@ class WorkerState(enum.Enum):
     CLOSED = "closed"
 
 
+class WorkerExit(enum.IntEnum):
+    """What a worker's exit status says; a signal that killed it is no status of its own."""
+
+    STOPPED = 0
+    """It was told to."""
+    INTERNAL = 1
+    """Its own code failed."""
+    USAGE = 2
+    """It was started with wrong arguments."""
+    LOAD_FAILED = 3
+    """The model could not be loaded, and it said why."""
+    DEVICE_FAULT = 4
+    """The device computes nothing more in this process."""
+    PARENT_GONE = 5
+    PROTOCOL = 6
+    """It was told something it does not understand."""
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a worker at one moment."""
 

@@ -1,7 +1,13 @@
-"""The chat template that a model's file brings, with the tokens it speaks of."""
+"""The chat template that a model's file brings, and prompts of all kinds to tokens."""
 
-from corral.errors import TemplateError
+import json
+from collections.abc import Callable
+from typing import Any
+
+from corral.contract.messages import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt, Tool
+from corral.errors import InvalidArgument, TemplateError
 from corral.gguf import Metadata
+from corral.text.chat import encode_chat
 from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
@@ -22,3 +28,91 @@ def chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
         return "" if token is None else tokenizer.token_text(token)
 
     return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))
+
+
+def prompt_tokens(
+    prompt: Prompt, tokenizer: Tokenizer, template: Callable[[], ChatTemplate]
+) -> list[int]:
+    """Return the tokens of any prompt; control tokens are read in plain text, not in messages.
+
+    Raises:
+        TemplateError: if a chat cannot be rendered; `template` may say so too.
+        InvalidArgument: if a text or a variable is not what it may be.
+    """
+    match prompt:
+        case TokenPrompt(tokens):
+            return list(tokens)
+        case TextPrompt(text):
+            return tokenizer.encode(text, add_special=True, parse_special=True)
+        case ChatPrompt():
+            messages = [_message(message) for message in prompt.messages]
+            return encode_chat(
+                tokenizer,
+                template(),
+                messages,
+                add_generation_prompt=prompt.add_generation_prompt,
+                tools=[_tool(tool) for tool in prompt.tools] or None,
+                **_variables(prompt),
+            )
+
+
+def chat_text(prompt: ChatPrompt, template: ChatTemplate) -> str:
+    """Return the text of a rendered chat; raises as `prompt_tokens` does."""
+    return template.render(
+        [_message(message) for message in prompt.messages],
+        add_generation_prompt=prompt.add_generation_prompt,
+        tools=[_tool(tool) for tool in prompt.tools] or None,
+        **_variables(prompt),
+    )
+
+
+def _message(message: Message) -> dict[str, object]:
+    """Return a message as templates know it; what is empty is left out."""
+    found: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    if message.name:
+        found["name"] = message.name
+    return found
+
+
+def _tool(tool: Tool) -> dict[str, object]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": _object(f"parameters of tool {tool.name}", tool.parameters),
+    }
+    return {"type": "function", "function": function}
+
+
+def _variables(prompt: ChatPrompt) -> dict[str, Any]:
+    return _object("variables", prompt.variables)
+
+
+def _arguments(text: str) -> object:
+    """Return arguments as an object, which templates write out; as text if they are none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{field} is no JSON ({error}); expected a JSON object") from error
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{field} is a {type(value).__name__}; expected a JSON object")
+    return value

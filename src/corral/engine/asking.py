@@ -1,0 +1,77 @@
+"""Questions about texts, tokens and the model itself, which need no evaluation."""
+
+from corral.contract.questions import (
+    Answer,
+    Description,
+    DetokenizeQuestion,
+    EmbedQuestion,
+    MemoryRow,
+    Question,
+    RenderQuestion,
+    TextAnswer,
+    TokenizeQuestion,
+    TokensAnswer,
+)
+from corral.engine.parts import ModelParts
+from corral.engine.templates import chat_text
+from corral.errors import InternalError, UnsupportedModel
+from corral.memory.lifetime import Lifetime
+from corral.text.template import TEMPLATE_KEY
+
+
+def answer(question: Question, parts: ModelParts) -> Answer:
+    """Return what a model's parts know; from any thread.
+
+    Raises:
+        CorralError: if the question cannot be answered.
+    """
+    tokenizer = parts.tokenizer
+    match question:
+        case TokenizeQuestion():
+            tokens = tokenizer.encode(
+                question.text,
+                add_special=question.add_special,
+                parse_special=question.parse_special,
+            )
+            return TokensAnswer(tuple(tokens), tuple(map(tokenizer.token_bytes, tokens)))
+        case DetokenizeQuestion(tokens=given):
+            return TextAnswer(tokenizer.decode(given))
+        case RenderQuestion(prompt=prompt):
+            return TextAnswer(chat_text(prompt, parts.template))
+        case EmbedQuestion():
+            raise UnsupportedModel(
+                f"{parts.name} is loaded to generate text and gives no embeddings: its graph ends "
+                "in logits"
+            )
+    raise InternalError(f"nobody answers a {type(question).__name__}")
+
+
+def describe(parts: ModelParts, name: str) -> Description:
+    """Return what a service with these parts runs."""
+    rows = parts.memory()
+    limits, hyper = parts.loaded.design.limits, parts.loaded.design.hyper
+    tokenizer = parts.tokenizer
+    weights = [row.allocated_bytes for row in rows if row.lifetime is Lifetime.WEIGHTS]
+
+    def text(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_text(token)
+
+    return Description(
+        model=name or parts.name,
+        architecture=hyper.architecture,
+        device=parts.device.name,
+        context=limits.context,
+        parallel=limits.parallel,
+        vocabulary_size=hyper.vocabulary,
+        num_parameters=parts.num_parameters,
+        weights_bytes=sum(weights),
+        embedding_columns=hyper.width,
+        chat_template=parts.metadata.str(TEMPLATE_KEY, "") or None,
+        bos=text(tokenizer.bos_id),
+        eos=text(tokenizer.eos_id),
+        kv_type=limits.kv_type,
+        memory=tuple(
+            MemoryRow(row.device, row.lifetime.value, row.planned_bytes, row.allocated_bytes)
+            for row in rows
+        ),
+    )

@@ -1,0 +1,296 @@
+"""A loaded model as a `Service`: requests from any thread, one thread that drives the engine.
+
+    submit ──▶ preparing thread: template, tokens ──┐
+    cancel ─────────────────────────────────────────┼──▶ inbox ──▶ engine's thread: step, deliver
+    close  ─────────────────────────────────────────┘
+    ask    ──▶ asking threads
+
+Only the engine's thread touches the engine and delivers events. What it is to do comes as calls in
+the inbox and is done between two steps, so a cancel takes effect before the next one.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Thread
+from typing import Self
+
+from corral.contract.events import Event, FinishReason, error_event
+from corral.contract.messages import GenerationRequest
+from corral.contract.questions import (
+    Answer,
+    DescribeQuestion,
+    Question,
+    ServiceStatistics,
+    StatisticsQuestion,
+)
+from corral.contract.service import Deliver
+from corral.engine.answering import Answering
+from corral.engine.asking import answer, describe
+from corral.engine.counts import Counts
+from corral.engine.flight import Emission
+from corral.engine.parts import ModelParts
+from corral.engine.sequence import SequenceState
+from corral.engine.templates import prompt_tokens
+from corral.errors import Closed, InternalError, InvalidArgument, QueueFull, TimeLimitExceeded
+from corral.log import logger
+from corral.sampling.sampler import Sampler
+
+_ASKING_THREADS = 2
+_log = logger(__name__)
+
+
+def _nothing() -> None:
+    """Stand for a caller who does not want to be told."""
+
+
+class EngineService:
+    """Answers requests with one model, whose parts are the service's from then on."""
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        *,
+        name: str = "",
+        queue_capacity: int = 128,
+        after_step: Callable[[], None] = _nothing,
+    ) -> None:
+        """Begin to serve.
+
+        Args:
+            name: of the model, for whoever asks; by default that of its file.
+            queue_capacity: how many requests may wait.
+            after_step: called when all events of a step were delivered, by the same thread.
+        """
+        self._parts = parts
+        self._after_step = after_step
+        self._most_live = parts.parallel + queue_capacity
+        self.description = describe(parts, name)
+        self.fault: BaseException | None = None
+        """What ended the engine's thread, if something did: nothing is answered any more."""
+        self._samplers = parts.samplers
+        self._live: dict[str, Answering] = {}
+        self._changed = Condition()
+        """Guards `_live` and `_is_open`; notified when a request ends."""
+        self._is_open = True
+        self._is_closed = False
+        self._of: dict[int, Answering] = {}
+        """By sequence; the engine's thread's own."""
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._counts = Counts(queue_capacity)
+        self._preparing = ThreadPoolExecutor(1, "corral-prepare")
+        self._asking = ThreadPoolExecutor(_ASKING_THREADS, "corral-ask")
+        self._thread = Thread(target=self._drive, name="corral-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, deliver: Deliver) -> None:
+        """Queue a request and return; its events go to `deliver`.
+
+        Raises:
+            InvalidArgument: a field is out of range, or the id belongs to a live request.
+            QueueFull: as many requests wait as may.
+            Closed: the service is closed, or about to be.
+        """
+        request.validate(vocabulary_size=self._parts.vocabulary_size)
+        answering = Answering(request, deliver, self._parts.tokenizer)
+        with self._changed:
+            self._require_open()
+            if request.request_id in self._live:
+                raise InvalidArgument(
+                    f"request_id {request.request_id!r} belongs to a request that is not finished; "
+                    "expected a new one"
+                )
+            if len(self._live) >= self._most_live:
+                raise QueueFull(
+                    f"{len(self._live)} requests run or wait, the most there may be: try again "
+                    "later, or serve with a larger queue"
+                )
+            self._live[request.request_id] = answering
+            self._preparing.submit(self._prepare, answering)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request before the next step; an unknown or finished one is no error."""
+        self._inbox.put(partial(self._cancel, request_id))
+
+    def ask(self, question: Question, *, timeout_s: float) -> Answer:
+        """Wait for the answer to a question, for so many seconds at most.
+
+        Raises:
+            TimeLimitExceeded: there is none after that time.
+            CorralError: if it cannot be answered.
+            Closed: the service is closed.
+        """
+        if isinstance(question, StatisticsQuestion):
+            return self.statistics()
+        if isinstance(question, DescribeQuestion):
+            return self.description
+        with self._changed:
+            if self._is_closed:
+                raise Closed(f"model {self._parts.name} was closed")
+            coming: Future[Answer] = self._asking.submit(answer, question, self._parts)
+        try:
+            return coming.result(timeout_s)
+        except FutureTimeout:
+            coming.cancel()
+            raise TimeLimitExceeded(
+                f"a {type(question).__name__} was not answered in {timeout_s:g} s"
+            ) from None
+
+    def statistics(self) -> ServiceStatistics:
+        """Return what the service holds and has done, as it was after the last step."""
+        return self._counts.statistics(len(self._live))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and wait for those there are; return whether all have ended."""
+        with self._changed:
+            self._is_open = False
+            return self._changed.wait_for(lambda: not self._live, timeout_s)
+
+    def close(self) -> None:
+        """End what runs, and give every byte of the model back; a second call does nothing."""
+        with self._changed:
+            self._is_open = False
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._preparing.shutdown(cancel_futures=True)
+        self._inbox.put(None)
+        self._thread.join()
+        self._asking.shutdown(cancel_futures=True)
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise Closed(f"model {self._parts.name} is closed, or about to be: it takes no request")
+
+    # What follows runs in the preparing thread.
+
+    def _prepare(self, answering: Answering) -> None:
+        """Do for a request what takes time and needs no engine."""
+        parts, request = self._parts, answering.request
+        try:
+            tokens = prompt_tokens(request.prompt, parts.tokenizer, lambda: parts.template)
+            sampler = self._samplers.make(request.sampling, ignore_eos=request.ignore_eos)
+        except Exception as error:
+            self._inbox.put(partial(self._fail, answering, error))
+        else:
+            self._inbox.put(partial(self._begin, answering, tokens, sampler))
+
+    # What follows runs in the engine's thread.
+
+    def _drive(self) -> None:
+        engine, error = self._parts.engine, None
+        try:
+            while self._do_jobs():
+                for emission in engine.step() if engine.has_work else ():
+                    self._take(emission)
+                self._counts.stepped(engine, self._of)
+                self._after_step()
+        except BaseException as found:  # a fault of the device, or of this code: nothing goes on
+            _log.error("the engine stops", exc_info=True)
+            self.fault = error = found
+        with self._changed:
+            self._is_open = False
+        for answering in tuple(self._live.values()):
+            self._fail(answering, error or Closed(f"model {self._parts.name} was closed"))
+        self._after_step()
+
+    def _do_jobs(self) -> bool:
+        """Do what is in the inbox, and wait for something if there is nothing to compute."""
+        is_idle = not self._parts.engine.has_work
+        for _ in range(self._inbox.qsize() or int(is_idle)):
+            job = self._inbox.get()
+            if job is None:
+                return False
+            if is_idle:
+                self._counts.woke()
+            job()
+        return True
+
+    def _begin(self, answering: Answering, tokens: list[int], sampler: Sampler) -> None:
+        """Give a prompt to the engine, unless it was cancelled meanwhile."""
+        request = answering.request
+        if self._live.get(request.request_id) is not answering:
+            return
+        wanted = request.max_tokens
+        try:
+            answering.sequence = self._parts.engine.submit(
+                tokens,
+                sampler=sampler,
+                max_tokens=self._parts.context if wanted is None else wanted,
+                end_tokens=self._samplers.end_tokens(ignore_eos=request.ignore_eos),
+                reuse=request.reuse,
+                namespace=request.namespace,
+            )
+        except Exception as error:
+            self._fail(answering, error)
+        else:
+            self._of[answering.sequence.id] = answering
+
+    def _cancel(self, request_id: str) -> None:
+        answering = self._live.get(request_id)
+        if answering is not None:
+            self._end(answering, FinishReason.CANCELLED)
+
+    def _take(self, emission: Emission) -> None:
+        """Tell a request of its token, or of its end; what goes wrong there is its own loss."""
+        answering = self._of.get(emission.sequence.id)
+        if answering is None:
+            return
+        try:
+            self._advance(answering, emission)
+        except Exception as error:
+            self._fail(answering, error)
+
+    def _advance(self, answering: Answering, emission: Emission) -> None:
+        sequence = emission.sequence
+        if emission.error is not None:
+            raise emission.error
+        if emission.token is None or emission.token in sequence.end_tokens:
+            answering.note_time()
+        else:
+            self._deliver(answering, answering.token(emission.token, emission.logprobs))
+        if answering.has_stopped:
+            self._end(answering, FinishReason.STOP)
+        elif sequence.state is SequenceState.FINISHED:
+            self._end(answering, sequence.finish_reason or FinishReason.CANCELLED)
+
+    def _fail(self, answering: Answering, error: BaseException) -> None:
+        if self._live.get(answering.request.request_id) is answering:
+            event = error_event(answering.request.request_id, error)
+            if event.code == InternalError.code:
+                _log.error("a request failed", exc_info=error)
+            self._deliver(answering, event)
+            self._end(answering, FinishReason.ERROR)
+
+    def _end(self, answering: Answering, reason: FinishReason) -> None:
+        """Take a request out of the engine and of the books, and deliver its last event."""
+        if answering.sequence is not None:
+            self._parts.engine.cancel(answering.sequence)
+            self._of.pop(answering.sequence.id, None)
+        with self._changed:
+            del self._live[answering.request.request_id]
+            self._changed.notify_all()
+        self._counts.finished(answering.usage)
+        try:
+            last = answering.finished(reason)
+        except Exception as error:  # what was held back means nothing
+            _log.error("an answer has no end", exc_info=True)
+            if reason is not FinishReason.ERROR:
+                self._deliver(answering, error_event(answering.request.request_id, error))
+            last = answering.lost()
+        self._deliver(answering, last)
+
+    def _deliver(self, answering: Answering, event: Event) -> None:
+        try:
+            answering.deliver(event)
+        except Exception:  # whoever takes events broke the promise not to raise
+            _log.error("an event was not taken", exc_info=True)

@@ -1,0 +1,1 @@
+"""The process that holds one model and answers over a socket; `python -m corral.worker`."""
