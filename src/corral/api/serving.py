@@ -31,7 +31,7 @@ _log = logger(__name__)
 _A = TypeVar("_A", bound=Answer)
 _SUBMIT_THREADS = 4
 _ASK_THREADS = 16
-_STATISTICS_S = 2.0
+_STATISTICS_S = 1.0
 _NOT_READY = {
     WorkerState.LOADING: ("Loading model", 2),
     WorkerState.RESTARTING: ("the model's process ended and is being started again", 5),
