@@ -95,7 +95,9 @@ class Engine:
         if len(prompt) >= self.context:
             raise ContextExceeded(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.context} with at "
-                "least one of the answer: shorten the prompt or raise --context"
+                "least one of the answer: shorten the prompt or raise --context",
+                prompt_tokens=len(prompt),
+                context=self.context,
             )
         sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
         sequence.is_reusing, sequence.namespace = reuse, namespace
