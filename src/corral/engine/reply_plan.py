@@ -54,9 +54,7 @@ def plan_reply(
     if not isinstance(request.prompt, ChatPrompt):
         return ReplyPlan(grammar=_grammar(request, PLAIN, tools, tokenizer))
     tail = tokenizer.decode(tokens[-_TAIL_TOKENS:])
-    # An answer that fits a constraint is no call.
-    has_tools = bool(tools) and request.constraint is None
-    form = reply_format(template_source, tail, has_tools=has_tools)
+    form = reply_format(template_source, tail, has_tools=bool(tools))
     schemas = {tool.name: tool.parameters for tool in tools}
     return ReplyPlan(form, schemas, _grammar(request, form, tools, tokenizer))
 
@@ -111,11 +109,11 @@ def _grammar(
         token = tokenizer.token_id(text)
         return token if token is not None and tokenizer.is_special(token) else None
 
+    is_parallel = request.tool_choice.is_parallel
     if request.constraint is not None:
         part = GrammarPart(ANSWER, request.constraint.kind, request.constraint.text)
-        return _text(answer_grammar(form, control_id), part)
+        return _text(answer_grammar(form, control_id, tools, is_parallel=is_parallel), part)
     if request.tool_choice.mode == "required":
-        is_parallel = request.tool_choice.is_parallel
         return _text(tool_grammar(form, tools, control_id, is_parallel=is_parallel))
     return None
 

@@ -26,7 +26,6 @@ _LINE = "\n"
 _GAP = r"/\n{0,2}/"
 _END = "<|end|>"
 _MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-_NO_SCHEMA: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,24 @@ class ReplyGrammar:
     schemas: tuple[tuple[str, str], ...] = ()
 
 
-def answer_grammar(form: ReplyFormat, control_id: ControlId) -> ReplyGrammar:
-    """Return the grammar of a reply whose answer fits `@answer`, which the caller has."""
+def answer_grammar(
+    form: ReplyFormat,
+    control_id: ControlId,
+    tools: Sequence[ToolSchema] = (),
+    *,
+    is_parallel: bool = True,
+) -> ReplyGrammar:
+    """Return the grammar of a reply whose answer fits `@answer`, which the caller has.
+
+    Where there are tools, a reply may call them instead.
+    """
     lead, rules = _lead(form, control_id)
-    if form.tools is HARMONY:
-        lead += " " + _spelled(f"{CHANNEL}final{MESSAGE}", control_id)
-    return ReplyGrammar(f"start: {lead} @{ANSWER}\n{rules}\n")
+    channel = f"{CHANNEL}final{MESSAGE}" if form.tools is HARMONY else ""
+    answer = f"answer: {_spelled(channel, control_id)} @{ANSWER}"
+    if not tools:
+        return _grammar([f"start: {lead} answer", answer, *rules])
+    calls, schemas = _calls(form, tools, control_id, is_parallel=is_parallel)
+    return _grammar([f"start: {lead} (answer | calls)", answer, *rules, *calls], schemas)
 
 
 def tool_grammar(
@@ -64,48 +75,67 @@ def tool_grammar(
 
     The calls have the form that the model was trained on, and their arguments fit the schemas.
     """
+    lead, rules = _lead(form, control_id)
+    calls, schemas = _calls(form, tools, control_id, is_parallel=is_parallel)
+    return _grammar([f"start: {lead} calls", *rules, *calls], schemas)
+
+
+def _grammar(lines: list[str], schemas: Sequence[tuple[str, str]] = ()) -> ReplyGrammar:
+    return ReplyGrammar("\n".join(lines) + "\n", tuple(schemas))
+
+
+def _calls(
+    form: ReplyFormat, tools: Sequence[ToolSchema], control_id: ControlId, *, is_parallel: bool
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the rules of calls, from the rule `calls` on, and the schemas they refer to."""
     assert form.tools is not None
     spelling = form.tools.spelling
-    lead, rules = _lead(form, control_id)
     is_single = not is_parallel or form.tools is HARMONY  # whose calls end the reply
-    between = f"{_spelled(spelling.between, control_id)} call"
-    more = "" if is_single else f" ({between})*"
+    more = "" if is_single else f"({_spelled(spelling.between, control_id)} call)*"
     begin, end = (_spelled(text, control_id) for text in (spelling.begin, spelling.end))
-    lines = [f"start: {lead} {begin} call{more} {end}", rules]
-    lines.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
+    lines = [
+        f"calls: {begin} call {more} {end}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
+    ]
     schemas: list[tuple[str, str]] = []
     for number, tool in enumerate(tools):
         if form.tools.writes_json:
-            arguments, more_rules, found = _json_arguments(number, tool)
+            arguments, rules, found = _json_arguments(number, tool)
             name = escaped(tool.name)
         else:
-            arguments, more_rules, found = _tagged_arguments(number, tool)
+            arguments, rules, found = _tagged_arguments(number, tool)
             name = tool.name
         head, tail = _around(spelling, name)
         spelled = f"{_spelled(head, control_id)} {arguments} {_spelled(tail, control_id)}"
-        lines += [f"call_{number}: {spelled}", more_rules]
+        lines += [f"call_{number}: {spelled}", *rules]
         schemas += found
-    return ReplyGrammar("\n".join(filter(None, lines)) + "\n", tuple(schemas))
+    return lines, schemas
 
 
 def _around(spelling: Spelling, name: str) -> tuple[str, str]:
     return spelling.before_name + name + spelling.after_name, spelling.after_arguments
 
 
-def _json_arguments(number: int, tool: ToolSchema) -> tuple[str, str, list[tuple[str, str]]]:
+_Written: TypeAlias = tuple[str, list[str], list[tuple[str, str]]]
+"""What stands for arguments in a rule, further rules, and the schemas these refer to by name."""
+
+
+def _json_arguments(number: int, tool: ToolSchema) -> _Written:
     """Return a reference, no further rules, and the schema: that of an object in any case."""
     schema = dict(tool.parameters)
     if "type" not in schema and "$ref" not in schema:
         schema["type"] = "object"
     name = f"arguments_{number}"
-    return f"@{name}", "", [(name, json.dumps(schema))]
+    return f"@{name}", [], [(name, json.dumps(schema))]
 
 
-def _tagged_arguments(number: int, tool: ToolSchema) -> tuple[str, str, list[tuple[str, str]]]:
+def _tagged_arguments(number: int, tool: ToolSchema) -> _Written:
     """Return the parameters one by one: the required ones, and each of the others or not."""
     references, rules, schemas = [], [], []
-    required = tool.parameters.get("required", ())
-    for place, (key, schema) in enumerate(tool.parameters.get("properties", _NO_SCHEMA).items()):
+    properties, required = (tool.parameters.get(key) for key in ("properties", "required"))
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = required if isinstance(required, list) else ()
+    for place, (key, schema) in enumerate(properties.items()):
         name = f"value_{number}_{place}"
         opening = _quoted(f"<parameter={key}>\n")
         if isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema:
@@ -116,7 +146,7 @@ def _tagged_arguments(number: int, tool: ToolSchema) -> tuple[str, str, list[tup
             rules.append(f"parameter_{number}_{place}: {opening} @{name} {end}")
             schemas.append((name, json.dumps(_with_definitions(schema, tool.parameters))))
         references.append(f"parameter_{number}_{place}" + ("" if key in required else "?"))
-    return " ".join(references), "\n".join(rules), schemas
+    return " ".join(references), rules, schemas
 
 
 def _with_definitions(schema: Any, whole: Mapping[str, Any]) -> Any:
@@ -126,19 +156,19 @@ def _with_definitions(schema: Any, whole: Mapping[str, Any]) -> Any:
     return {**shared, **schema}
 
 
-def _lead(form: ReplyFormat, control_id: ControlId) -> tuple[str, str]:
+def _lead(form: ReplyFormat, control_id: ControlId) -> tuple[str, list[str]]:
     """Return what a reply may begin with before its answer, and the rules of it."""
     if form.tools is HARMONY:
         tags = ReasoningTags(f"{CHANNEL}analysis{MESSAGE}", f"{_END}{START}assistant")
         lead, rules = _thoughts(tags, control_id)
-        return f"({lead})?", rules
+        return f"({lead})?", [rules]
     if form.reasoning is None:
-        return "", ""
+        return "", []
     if form.starts_in_reasoning:
         lead, rules = _thoughts(ReasoningTags("", form.reasoning.close), control_id)
-        return f"{lead} {_GAP}", rules
+        return f"{lead} {_GAP}", [rules]
     lead, rules = _thoughts(form.reasoning, control_id)
-    return f"({lead} {_GAP})?", rules
+    return f"({lead} {_GAP})?", [rules]
 
 
 def _thoughts(tags: ReasoningTags, control_id: ControlId) -> tuple[str, str]:

@@ -72,11 +72,14 @@ def test_required_tools_become_a_grammar(tokenizer):
 
 
 def test_constraints_become_a_grammar(tokenizer):
-    """The answer fits, behind the thoughts where there are some; it is then no call."""
+    """The answer fits, behind the thoughts where there are some; a call may stand for it."""
     found = plan(tokenizer, constraint=SCHEMA, source="<think><tool_call>")
     assert found.grammar.parts[-1].text == SCHEMA.text
     assert "</think>" in found.grammar.top
-    assert found.form.tools is None
+    assert "| calls" in found.grammar.top
+    assert found.form.tools.name == "hermes"
+    untold = plan(tokenizer, constraint=SCHEMA, tool_choice=ToolChoice("none"))
+    assert "calls" not in untold.grammar.top
     plain = plan(tokenizer, constraint=SCHEMA, prompt=TextPrompt("a"))
     assert "think" not in plain.grammar.top
 
@@ -104,7 +107,8 @@ def test_the_vocabulary_of_a_model_compiles_grammars(tokenizer):
     """Logits beyond the tokens are banned, control tokens and ends are known."""
     size = tokenizer.vocabulary_size + 3
     compiler = grammar_compiler(tokenizer, size)
-    state = compiler.compile(plan(tokenizer, constraint=SCHEMA).grammar)
+    untold = {"prompt": TextPrompt("a"), "constraint": SCHEMA}
+    state = compiler.compile(plan(tokenizer, **untold).grammar)
     logits = np.zeros(size, np.float32)
     state.mask(logits)
     allowed = {tokenizer.token_bytes(int(token)) for token in np.flatnonzero(logits == 0)}

@@ -7,6 +7,7 @@ import pytest
 
 from corral.contract.messages import ConstraintKind
 from corral.contract.sampling import SamplingParams
+from corral.errors import ConstraintError
 from corral.sampling.grammar import GrammarCompiler
 from corral.sampling.grammar_text import GrammarPart, GrammarText
 from corral.sampling.sampler import Sampler
@@ -190,6 +191,30 @@ def test_thinking_is_not_asked_of_models_that_need_not(compiler):
     for token in b"123":
         state.accept(token)
     assert state.is_complete
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_answers_or_calls(compiler, name):
+    """With tools and a constraint, a reply is an answer that fits or calls that fit."""
+    form = reply_format(FORMS[name], has_tools=True)
+    state = compiled(compiler, answer_grammar(form, CONTROL.get, TOOLS), ANSWER)
+    replies = [parse(form, reply) for n in range(12) if (reply := generate(state.copy(), n))]
+    assert replies
+    for content, _, calls in replies:
+        assert content.isdigit() != bool(calls)
+        for tool, arguments in calls:
+            check(tool, arguments)
+
+
+def test_schemas_that_are_none_are_no_fault(compiler):
+    """Whatever stands where a schema should be, the grammar is written or refused."""
+    form = reply_format(FORMS["qwen-coder"], has_tools=True)
+    for parameters in ({"properties": []}, {"properties": {"a": 1}, "required": 3}):
+        grammar = tool_grammar(form, [ToolSchema("f", parameters)], CONTROL.get)
+        try:
+            compiled(compiler, grammar)
+        except ConstraintError as error:
+            assert str(error)
 
 
 def test_answers_of_harmony_go_to_the_final_channel(compiler):
