@@ -1,5 +1,6 @@
 """A real server on a socket: clients that stream, leave, dawdle or misbehave; draining."""
 
+import gc
 import json
 import re
 import socket
@@ -10,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from corral.api.exchange import Exchange
+from corral.api.mailroom import Inbox
 from corral.api.server import bind
 from corral.api.settings import ApiSettings, Limits
 from corral.errors import ResourceError
@@ -278,3 +281,23 @@ def test_many_clients_at_once(served, service):
     assert len(got) == 16
     assert all(count >= 15 for count in got.values()), got
     assert service.running == 0
+
+
+def test_nothing_is_left_of_what_ended(served, service):
+    """However requests end, no object of theirs stays."""
+    server = served()
+    for number in range(60):
+        prompt = ("echo a", "many 100000", "fail", "x" * 100)[number % 4]
+        is_stream = number % 8 < 4
+        with connect(server) as client:
+            client.sendall(post("/v1/completions", prompt=prompt, stream=is_stream))
+            if prompt != "many 100000":
+                assert client.recv(12) == b"HTTP/1.1 200" or prompt != "echo a"
+    until(lambda: service.running == 0)
+    until(lambda: not live(Exchange, Inbox))
+
+
+def live(*kinds):
+    """Return the objects of some kinds that are still there."""
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) in kinds]
