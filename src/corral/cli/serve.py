@@ -220,7 +220,9 @@ def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
 
     return WorkerSpec(
         model=str(path),
-        device=serve.load.device,
+        devices=serve.load.devices,
+        split=serve.load.split,
+        gpu_layers=serve.load.gpu_layers,
         context=serve.load.context,
         parallel=serve.parallel,
         kv_type=serve.load.kv_type,

@@ -121,7 +121,7 @@ class Engine:
         """
         if not self._flights and not self._landed:
             self._launch()
-        if self._runner.is_asynchronous:
+        if self._runner.can_feed:
             self._launch_fed()
         self._land()
         if self._runner.is_asynchronous and not self._flights:

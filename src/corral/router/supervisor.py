@@ -140,8 +140,7 @@ class Supervisor:
         if is_first and process is not None and remote is not None:
             remote.stop(self.spec.drain_s)
             if not process.wait(self.spec.drain_s + _TERM_S):
-                process.terminate()
-                process.terminate()  # the second asks for an end without waiting
+                process.terminate()  # its second reason to end: it then waits for nobody
                 if not process.wait(_TERM_S):
                     process.kill()
         self._thread.join()
