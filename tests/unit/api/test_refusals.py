@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from corral.api.bodies import is_deeper
 from corral.api.settings import ApiSettings, Limits
-from served import ScriptedService
+from served import ScriptedService, until
 from unit.api.conftest import Asked
 
 CHAT, TEXT, LLAMA = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -196,7 +196,8 @@ def test_a_full_queue_says_when_to_come_again(service):
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert response.json()["error"]["code"] == "queue_full"
-    assert {request.request_id for request in service.requests} <= set(service.cancelled)
+    until(lambda: {request.request_id for request in service.requests} <= set(service.cancelled))
+    until(lambda: service.running == 0)
 
 
 def test_a_lost_worker_says_when_to_come_again(ask, service):

@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import threading
-import time
 
 import httpx
 import openai
@@ -16,6 +15,7 @@ from corral.api.mailroom import Inbox
 from corral.api.server import bind
 from corral.api.settings import ApiSettings, Limits
 from corral.errors import ResourceError
+from served import until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -30,14 +30,6 @@ def client(served):
 
 def said(text):
     return [{"role": "user", "content": text}]
-
-
-def until(condition, seconds=10.0):
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not become so"
-        time.sleep(0.005)
 
 
 def connect(server):
