@@ -23,13 +23,22 @@ async def read(request: Request, kind: type[_T], limits: Limits) -> _T:
     Raises:
         Refused: it is too large, too slow, no JSON, too deep, or a field has a wrong type.
     """
-    content_type = request.headers.get("content-type", "")
-    # A page elsewhere can post text without being asked first, but no JSON.
-    if content_type.partition(";")[0].strip().lower() != "application/json":
+    # A page elsewhere can post text without being asked first, but no JSON. Who is no page, such as
+    # `curl -d`, may call the body what it likes.
+    if _is_from_page(request) and not _says_json(request):
         raise refused(415, "expected Content-Type: application/json", code="unsupported_media_type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise refused(415, "expected a body without Content-Encoding", code="unsupported_encoding")
     return decode(await _bytes_of(request, limits), kind, depth=limits.json_depth)
+
+
+def _is_from_page(request: Request) -> bool:
+    return any(name in request.headers for name in ("origin", "sec-fetch-site", "referer"))
+
+
+def _says_json(request: Request) -> bool:
+    content_type = request.headers.get("content-type", "")
+    return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
 async def _bytes_of(request: Request, limits: Limits) -> bytes:

@@ -153,8 +153,10 @@ def test_broken_bodies_are_the_clients_mistake(ask, service, body):
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({"Content-Type": "text/plain"}, 415),
-        ({"Content-Type": ""}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 200),
+        ({"Content-Type": ""}, 200),
+        ({"Content-Type": "text/plain", "Sec-Fetch-Site": "same-site"}, 415),
+        ({"Content-Type": "text/plain", "Referer": "http://localhost/"}, 415),
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
         ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
         ({"Content-Type": "application/json", "Content-Length": "99999999999"}, 413),
