@@ -1,5 +1,10 @@
 """Options of the whole suite."""
 
+from hypothesis import settings
+
+settings.register_profile("corral", deadline=None)  # how long a case takes is no test's business
+settings.load_profile("corral")
+
 
 def pytest_addoption(parser):
     """Add what lets long tests run at full length."""
