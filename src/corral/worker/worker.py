@@ -49,13 +49,17 @@ def main(arguments: list[str]) -> int:
     if not die_with(given.parent):
         return WorkerExit.PARENT_GONE
     log.configure(log.verbosity_of(settings().log_level))
-    connection = socket.socket(fileno=given.fd)
-    connection.set_inheritable(False)  # a helper that kept it open would hide our end
-    channel = wire.Channel(connection, wire.commands)
+    with socket.socket(fileno=given.fd) as connection:
+        connection.set_inheritable(False)  # a helper that kept it open would hide our end
+        return _work(wire.Channel(connection, wire.commands))
+
+
+def _work(channel: wire.Channel[wire.Command]) -> WorkerExit:
+    """Greet whoever is there, and do what is wanted."""
     try:
         channel.greet()
         first = channel.receive()
-    except EOFError:
+    except (EOFError, OSError):
         return WorkerExit.PARENT_GONE
     except ProtocolError as error:
         _log.error("%s", error)
