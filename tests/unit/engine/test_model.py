@@ -470,7 +470,7 @@ class TestEnd:
     def test_a_forgotten_model_warns_and_frees(self, path):
         """A model collected open says so, and gives its memory back."""
         model = Model.load(path, device="reference", context=64)
-        ledger, device = model._ledger, model._loaded.backend._device
+        ledger, device = model._parts._ledger, model._parts.device
         with pytest.warns(ResourceWarning, match=r"llama\.gguf was not closed"):
             del model
         gc.collect()
