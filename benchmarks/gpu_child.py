@@ -87,11 +87,9 @@ def _through_engine(loaded, size: int, prompt: int, generated: int) -> float:
     from corral.sampling.candidates import Workspace
     from corral.sampling.sampler import Sampler
 
-    inner, vocabulary = loaded._parts.loaded, loaded.vocabulary_size
+    inner, vocabulary = loaded._opened.loaded, loaded.vocabulary_size
     groups, workspace = inner.design.kv.groups, Workspace(vocabulary)
-    engine = Engine(
-        Runner(inner.backend, inner.programs[0], groups), groups, context=loaded.context
-    )
+    engine = Engine(Runner(inner.parts, groups), groups, context=loaded.context)
     sequences = [
         engine.submit(
             _tokens(vocabulary, prompt, seed=number),
@@ -183,7 +181,7 @@ def stages(model: str, *, context: int) -> dict:
 
 def _rows(loaded) -> int:
     """Return the most rows of one evaluation."""
-    return loaded._parts.loaded.programs[0].plan.graph.shape_class.rows
+    return loaded._opened.loaded.parts[0].program.plan.graph.shape_class.rows
 
 
 def _load(model: str, *, context: int, parallel: int = 1):

@@ -26,7 +26,7 @@ class Watch:
 
     def sample(self, what: str, model) -> None:
         """Note the bytes that buffers have, and those of the card."""
-        row = (model._parts.device.allocated_bytes, self.held())
+        row = (model._opened.allocated_bytes, self.held())
         self.samples.setdefault(what, []).append(row)
 
     def spread(self, what: str) -> dict[str, int]:

@@ -134,12 +134,12 @@ class Passes:
 
     def __init__(self, model: Model) -> None:
         """Take a model that is on a CUDA device and computes nothing meanwhile."""
-        loaded = model._parts.loaded
+        loaded = model._opened.loaded
         self._model, self._loaded = model, loaded
-        self._backend, self._program = loaded.backend, loaded.programs[0]
+        self._backend, self._program = loaded.parts[0].backend, loaded.parts[0].program
         self._context, self._driver = self._backend._context, self._backend._driver
         self._stream = self._backend._stream.handle
-        self._plan = loaded.design.plan
+        self._plan = loaded.parts[0].plan
 
     def time(self, batch: Batch) -> dict[str, float]:
         """Return the time of one evaluation and of its floor, in seconds, and tokens a second."""

@@ -20,8 +20,9 @@ from corral.contract.events import FinishEvent, FinishReason, TokenEvent
 from corral.contract.messages import GenerationRequest, TokenPrompt
 from corral.contract.questions import StatisticsQuestion
 from corral.contract.sampling import SamplingParams
-from corral.engine.parts import load_parts
+from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
+from corral.engine.targets import Targets
 
 PROMPTS = (16, 64, 200, 700)
 """Tokens of prompts, each as frequent as the others."""
@@ -150,15 +151,17 @@ def main():
     parser.add_argument("--kv-blocks", type=int)
     parser.add_argument("--chunk-beside", type=int)
     args = parser.parse_args()
-    parts = load_parts(
+    opened = open_by_name(
         args.model,
-        device=args.device,
-        context=args.context,
-        parallel=args.parallel,
-        kv_blocks=args.kv_blocks,
-        chunk_beside=args.chunk_beside,
+        Targets.of(args.device, None, None),
+        Sizes(
+            args.context,
+            args.parallel,
+            kv_blocks=args.kv_blocks,
+            chunk_beside=args.chunk_beside,
+        ),
     )
-    with EngineService(parts) as service:
+    with EngineService(opened) as service:
         found = []
         for count in map(int, args.clients.split(",")):
             found.append(run(service, count, args.requests))
@@ -168,7 +171,7 @@ def main():
                 f"{one['first_token_s']}, between {one['between_tokens_s']}",
                 file=sys.stderr,
             )
-        report = {"model": parts.name, "device": parts.device.name, "settings": vars(args)}
+        report = {"model": opened.name, "device": opened.device, "settings": vars(args)}
     print(json.dumps(report | {"runs": found}))
 
 

@@ -100,7 +100,9 @@ def main():
     supervisor.MOST_CRASHES = args.rounds + 1  # here they are no accident
     supervisor.LONGEST_PAUSE_S = supervisor.FIRST_PAUSE_S
     chance, process = random.Random(args.seed), psutil.Process()
-    spec = WorkerSpec(model=str(resolve(args.model)), device=args.device, context=512, parallel=2)
+    spec = WorkerSpec(
+        model=str(resolve(args.model)), devices=(args.device,), context=512, parallel=2
+    )
     files, failures, told, back = process.num_fds(), [], [], []
     with supervise(spec) as worker:
         worker.wait_until_ready(PATIENCE_S)

@@ -9,5 +9,5 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-architectures",
         action="store_true",
-        help="compile every CUDA kernel for every architecture, not for three each",
+        help="compile every CUDA kernel for every architecture, not for two each",
     )

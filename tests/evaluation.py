@@ -9,6 +9,7 @@ import numpy as np
 
 from corral.devices.base import ModelBuffers
 from corral.devices.host import array_at
+from corral.devices.staging import HostRows
 from corral.memory.lifetime import Lifetime
 from corral.memory.plan import plan_model
 from corral.memory.records import RecordPool
@@ -87,7 +88,9 @@ class Evaluation:
             name: value if isinstance(value, np.ndarray) else np.asarray(value, np.int32)
             for name, value in inputs.items()
         }
-        self.backend.run(self.program, arrays, outputs)
+        names = {tensor.name for tensor in self.graph.leaves(Op.RECEIVED)}
+        received = {name: HostRows(arrays.pop(name)) for name in names}
+        self.backend.run(self.program, arrays, outputs, received=received)
         rows = len(arrays["tokens" if "tokens" in arrays else "positions"])
         counts = {"ROWS": rows, "OUTPUTS": outputs}
         return [

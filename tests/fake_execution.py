@@ -10,7 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from corral.devices.cuda.driver_execution import DeviceLimits, Fields, Geometry, PreparedLaunch
+from corral.devices.cuda.driver_execution import (
+    DeviceLimits,
+    Fields,
+    Geometry,
+    Place,
+    PreparedLaunch,
+)
 
 FREE_SHARED_BYTES = 48 << 10
 MOST_SHARED_BYTES = 227 << 10
@@ -76,6 +82,13 @@ class FakeExecution:
         ordinal = self._current(call)
         if self._handles.get(handle) != (ordinal, kind, self._contexts[ordinal + 1]):
             self.violations.append(f"{call} with a {kind} that is not there")
+            raise self._failure(call, "invalid handle")
+
+    def _alive_anywhere(self, call: str, event: int) -> None:
+        """Refuse an event that is in no context; one of another context will do."""
+        ordinal, kind, context = self._handles.get(event, (0, "", 0))
+        if kind != "event" or self._contexts.get(ordinal + 1) != context:
+            self.violations.append(f"{call} with an event that is not there")
             raise self._failure(call, "invalid handle")
 
     def _put(self, call: str, stream: int, action: Callable[[], None]) -> None:
@@ -223,15 +236,12 @@ class FakeExecution:
         self._put("record_event", stream, run)
 
     def wait_event(self, event: int, stream: int) -> None:
-        self._alive("wait_event", "event", event)
+        self._alive_anywhere("wait_event", event)
         self._put("wait_event", stream, lambda: None)
 
     def synchronize_event(self, event: int) -> None:
         self._enter("synchronize_event")  # needs no current context, as was seen on a card
-        ordinal, kind, context = self._handles.get(event, (0, "", 0))
-        if kind != "event" or self._contexts.get(ordinal + 1) != context:
-            self.violations.append("synchronize_event with an event that is not there")
-            raise self._failure("synchronize_event", "invalid handle")
+        self._alive_anywhere("synchronize_event", event)
 
     def elapsed_ms(self, begin: int, end: int) -> float:
         self._enter("elapsed_ms")
@@ -269,3 +279,16 @@ class FakeExecution:
             self._touch("enqueue_copy", to, size_bytes)[:] = data
 
         self._put("enqueue_copy", stream, run)
+
+    def enqueue_copy_between(self, to: Place, source: Place, size_bytes: int, stream: int) -> None:
+        def touch(place: Place) -> memoryview:
+            self.push(place.context)
+            try:
+                return self._touch("enqueue_copy_between", place.address, size_bytes)
+            finally:
+                self.pop()
+
+        def run() -> None:
+            touch(to)[:] = bytes(touch(source))
+
+        self._put("enqueue_copy_between", stream, run)

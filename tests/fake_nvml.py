@@ -8,14 +8,21 @@ MIB = 1 << 20
 NOT_AVAILABLE = 2**64 - 1
 
 
-def gpu(number: int, name: str = "Played card", *, slices: int = 0, is_cut: bool = False) -> Gpu:
+def gpu(
+    number: int,
+    name: str = "Played card",
+    *,
+    slices: int = 0,
+    is_cut: bool = False,
+    capability: tuple[int, int] | None = (9, 0),
+) -> Gpu:
     """Return a card whose UUID begins with its number."""
     parts = tuple(
         MigSlice(f"MIG-{number}{n}000000-0000-0000-0000-000000000000", f"{name} MIG 1g", (n + 7, 0))
         for n in range(slices)
     )
     uuid = f"GPU-{number:x}abc0000-0000-0000-0000-00000000000{number:x}"
-    return Gpu(uuid, name, parts, is_cut=is_cut or bool(parts))
+    return Gpu(uuid, name, parts, is_cut=is_cut or bool(parts), capability=capability)
 
 
 class FakeNvml:
@@ -100,6 +107,8 @@ class FakeLibrary:
             arguments[-2].value = self.uuid(handle).encode()
         elif name in numbers:
             arguments[-1]._obj.value = numbers[name]
+        elif name == "nvmlDeviceGetCudaComputeCapability":
+            arguments[1]._obj.value, arguments[2]._obj.value = 8, 6
         elif name == "nvmlDeviceGetMigMode":
             arguments[1]._obj.value = int(self.slices > 0)
         elif "HandleBy" in name:

@@ -25,8 +25,7 @@ from corral.quant.types import DType
 from headers import Sizes
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
-ALWAYS = ("sm_80", "sm_90a")
-"""The oldest that is supported, and the one with the most code of its own."""
+OLDEST, MOST_OF_ITS_OWN = "sm_80", "sm_90a"
 H200 = Chip(132, has_wgmma=True, shared_bytes=227 << 10)
 A100 = Chip(108, has_wgmma=False, shared_bytes=163 << 10)
 LLAMA_8B, LLAMA_1B, SMOLLM2 = (
@@ -193,11 +192,12 @@ def instances():
 
 
 def rows(is_complete=False):
-    """Return (instance, architecture) of all there are, or of a part that has each instance thrice
-    and leaves no architecture out."""
-    rest = [arch for arch in ARCHITECTURES if arch not in ALWAYS]
+    """Return (instance, architecture) of all there are, or of a part that has each instance for
+    Hopper and for one more, every other time the oldest, and leaves no architecture out."""
+    rest = [arch for arch in ARCHITECTURES if arch not in (OLDEST, MOST_OF_ITS_OWN)]
     for number, instance in enumerate(instances()):
-        for arch in ARCHITECTURES if is_complete else (*ALWAYS, rest[number % len(rest)]):
+        other = rest[number // 2 % len(rest)] if number % 2 else OLDEST
+        for arch in ARCHITECTURES if is_complete else (MOST_OF_ITS_OWN, other):
             yield instance, arch
 
 

@@ -5,10 +5,11 @@ import numpy as np
 import tiny
 from corral.contract.sampling import SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.load import load_file
+from corral.engine.load import load_file, load_split
 from corral.engine.runner import Runner
 from corral.gguf import open_model
 from corral.memory.ledger import Ledger
+from corral.models.footprint import write_graph
 from corral.sampling.sampler import Sampler
 
 
@@ -29,15 +30,26 @@ def load_model(path, limits, device, ledger, *, progress=None):
         return load_file(file, limits, device, ledger, progress=progress)
 
 
-class Loaded:
-    """A model file on a device, and an engine on it."""
+def load_parts(path, limits, devices, layers, ledger):
+    """Load a model with a run of layers on each device; raises as `load_split` does."""
+    with open_model(path) as file:
+        design = write_graph(file.metadata, file.tensors, limits)
+        return load_split(file, design, devices, layers, ledger)
 
-    def __init__(self, path, device, limits):
-        self.device = device
+
+class Loaded:
+    """A model file on a device, or with a run of layers on each of several; and an engine on it."""
+
+    def __init__(self, path, device, limits, *, layers=()):
+        self.devices = device if layers else (device,)
+        self.device = self.devices[0]
         self.ledger = Ledger()
-        self.loaded = load_model(path, limits, device, self.ledger)
+        if layers:
+            self.loaded = load_parts(path, limits, device, layers, self.ledger)
+        else:
+            self.loaded = load_model(path, limits, device, self.ledger)
         groups = self.loaded.design.kv.groups
-        self.runner = Runner(self.loaded.backend, self.loaded.programs[0], groups)
+        self.runner = Runner(self.loaded.parts, groups)
         self.engine = Engine(self.runner, groups, context=limits.context)
         self.num_blocks = tuple(group.num_blocks for group in groups)
 
@@ -66,7 +78,7 @@ class Loaded:
     def close(self):
         """Close the model and check that nothing is left."""
         self.loaded.close()
-        assert self.device.allocated_bytes == 0
+        assert [device.allocated_bytes for device in self.devices] == [0] * len(self.devices)
         assert self.ledger.statistics() == ()
 
 
@@ -76,7 +88,7 @@ class Recorder:
     def __init__(self, runner):
         self._runner = runner
         self.shapes = runner.shapes
-        self.is_asynchronous = False
+        self.is_asynchronous = self.can_feed = False
         self.logits = {}
 
     @classmethod

@@ -38,6 +38,10 @@ class TokenMemory:
 
     is_asynchronous = False
 
+    @property
+    def can_feed(self):
+        return self.is_asynchronous
+
     def run(self, batch):
         """Start a batch and finish it."""
         self.start(batch)

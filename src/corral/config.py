@@ -4,6 +4,7 @@
     CORRAL_LOG       debug, info, warning (default) or error
     CORRAL_THREADS   threads of the CPU device; default: the device decides
     CORRAL_CPU       instruction set path of the CPU device, for tests; default: the best
+    CORRAL_API_KEY   key that clients of the server must show, beside those of --api-key
     XDG_CACHE_HOME   the usual place of caches
     CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER   which cards CUDA programs see, and in what order
 
@@ -15,7 +16,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.errors import InvalidArgument
@@ -34,6 +35,7 @@ class Settings:
     cpu: str | None = None
     cuda_visible: str | None = None
     cuda_order: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @functools.cache
@@ -59,6 +61,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         cpu=_cpu(environment),
         cuda_visible=environment.get("CUDA_VISIBLE_DEVICES"),
         cuda_order=environment.get("CUDA_DEVICE_ORDER"),
+        api_key=environment.get("CORRAL_API_KEY") or None,
     )
 
 

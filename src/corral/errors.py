@@ -56,11 +56,24 @@ class InvalidArgument(UsageError, ValueError):
 
     code = "invalid_argument"
 
+    def __init__(self, message: str = "", *, field: str = "") -> None:
+        """Keep which field holds the value, where that is known."""
+        super().__init__(message)
+        self.field = field
+
 
 class ContextExceeded(UsageError):
     """A sequence needs more tokens than the context holds."""
 
     code = "context_exceeded"
+
+    def __init__(
+        self, message: str = "", *, prompt_tokens: int | None = None, context: int | None = None
+    ) -> None:
+        """Keep how many tokens the prompt has and the context holds, where both are known."""
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.context = context
 
 
 class ModelNotFound(UsageError, FileNotFoundError):

@@ -38,7 +38,7 @@ def finish(*answers):
         for _ in answer:
             pass
 def held():
-    return [model._parts.device.allocated_bytes, used()]
+    return [model._opened.allocated_bytes, used()]
 out = {{}}
 """
 
@@ -133,7 +133,7 @@ closed = []
 for _ in range(3):
     with corral.Model.load(path, **settings) as model:
         finish(request(40, 4))
-        context = model._parts.device.context_bytes
+        context = model._opened.devices[0].context_bytes
     closed.append(used() - before)
 out["closed"], out["context"] = closed, context
 """,

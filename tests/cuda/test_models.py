@@ -35,10 +35,10 @@ def score(path, golden, *, kv_type="f16", chunk=64):
         ledger = Ledger()
         limits = Limits(128, 2, kv_type, chunk, min(32, chunk))
         loaded = load_model(path, limits, device, ledger)
-        planned = loaded.design.plan.footprint()
+        planned = loaded.parts[0].plan.footprint()
         assert device.allocated_bytes + device.context_bytes == sum(planned.values())
         groups = loaded.design.kv.groups
-        runner = Runner(loaded.backend, loaded.programs[0], groups)
+        runner = Runner(loaded.parts, groups)
         logits = np.empty_like(expected)
         Engine(runner, groups, context=128).score(tokens, logits)
         loaded.close()

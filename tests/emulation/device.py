@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from corral.devices.base import MemoryReading
+from corral.devices.base import NOTHING_SENT, MemoryReading
 from corral.devices.contextless import Contextless
 from corral.devices.cuda.lowering import lower_plan
 from corral.devices.cuda.prefill_launch import Chip
@@ -16,7 +16,7 @@ from corral.devices.cuda.traits import cuda_traits
 from corral.devices.cuda.weight_rules import pack
 from corral.devices.host import HostMemory, array_at
 from corral.devices.reference.storage import tensor_array
-from corral.devices.staging import Staging
+from corral.devices.staging import HostRows, Staging
 from corral.quant.dequantize import dequantize
 from corral.tensor.ops import Op
 from emulation import prepare_missing, run
@@ -100,9 +100,12 @@ class EmulatedBackend:
     def upload(self, slot, weights, first_row, data, through):
         self._device.upload(slot, weights, first_row, data)
 
-    def run(self, program, inputs, outputs, *, chooses=False):
+    def run(self, program, inputs, outputs, *, received=NOTHING_SENT, chooses=False, sends=False):
         assert not chooses
         plan, buffers = program.plan, program.buffers
+        for tensor in plan.graph.leaves(Op.RECEIVED):
+            rows = received[tensor.name].on_host()
+            tensor_array(plan, buffers, tensor)[: len(rows)] = rows
         program.staging.write(inputs, outputs)
         to, size = buffers.inputs_address(plan), plan.staging.inputs_bytes
         ctypes.memmove(to, buffers.staging.address, size)
@@ -111,6 +114,9 @@ class EmulatedBackend:
 
     def read(self, program, tensor, rows):
         return tensor_array(program.plan, program.buffers, tensor)[:rows]
+
+    def send(self, program, tensor, rows):
+        return HostRows(self.read(program, tensor, rows))
 
     def close(self):
         pass

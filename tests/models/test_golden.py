@@ -36,7 +36,7 @@ class Loaded:
         limits = Limits(128, parallel, kv_type, chunk, min(32, chunk))
         self.loaded = load_model(path, limits, self.device, Ledger())
         groups = self.loaded.design.kv.groups
-        runner = Runner(self.loaded.backend, self.loaded.programs[0], groups)
+        runner = Runner(self.loaded.parts, groups)
         self.engine = Engine(runner, groups, context=128)
         with np.load(golden) as data:
             self.tokens, self.expected = data["tokens"].tolist(), data["logits"]

@@ -14,12 +14,13 @@ HOMES = {
     "typer": ("cli/",),
     "click": ("cli/",),
     "rich": ("cli/",),
-    "msgspec": ("contract/",),
+    "msgspec": ("contract/", "api/"),
     "psutil": ("devices/host.py",),
     "cuda": ("devices/cuda/",),
     "starlette": ("api/",),
     "uvicorn": ("api/",),
-    "pydantic": ("api/",),
+    "h11": ("api/",),
+    "prometheus_client": ("api/",),
     "numpy": ("quant/", "devices/", "sampling/", "engine/", "cli/perplexity.py"),
     "_typeshed": ("",),
 }
@@ -27,7 +28,14 @@ HOMES = {
 
 NO_NUMPY = (
     *("quant/types.py", "quant/packed.py", "gguf/", "models/", "memory/", "tensor/", "kv/"),
-    *("contract/", "devices/registry.py", "router/", "engine/scheduler.py", "engine/sequence.py"),
+    *(
+        "contract/",
+        "api/",
+        "devices/registry.py",
+        "router/",
+        "engine/scheduler.py",
+        "engine/sequence.py",
+    ),
     *("devices/probe.py", "devices/probe_child.py", "devices/bounded_process.py"),
     "devices/context_cost.py",
 )

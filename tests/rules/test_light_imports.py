@@ -17,7 +17,9 @@ NUMPY_FREE = (
     *("corral.quant.types", "corral.quant.packed"),
     *("corral.contract.messages", "corral.contract.service", "corral.contract.wire"),
     *("corral.router.process", "corral.router.remote", "corral.router.supervisor"),
-    *("corral.devices.base", "corral.devices.registry", "corral.devices.cpu.traits"),
+    *("corral.api.app", "corral.api.server"),
+    *("corral.devices.base", "corral.devices.registry", "corral.devices.binding"),
+    *("corral.devices.cpu.traits", "corral.devices.cuda.traits", "corral.devices.cuda.lowering"),
     *("corral.devices.probe", "corral.devices.probe_child", "corral.devices.context_cost"),
 )
 """What the router process and `corral plan` live on."""

@@ -101,7 +101,9 @@ class LoadOptions:
     """How a model is to be loaded."""
 
     model: str
-    device: str
+    devices: tuple[str, ...]
+    split: tuple[float, ...] | None
+    gpu_layers: int | None
     context: int | None
     kv_type: str
     threads: int | None
@@ -109,7 +111,15 @@ class LoadOptions:
     @classmethod
     def of(cls, parsed: Namespace) -> "LoadOptions":
         """Take the options that `add_load_options` added."""
-        return cls(parsed.model, parsed.device, parsed.context, parsed.kv_type, parsed.threads)
+        return cls(
+            parsed.model,
+            tuple(parsed.device),
+            None if parsed.split is None else tuple(parsed.split),
+            parsed.gpu_layers,
+            parsed.context,
+            parsed.kv_type,
+            parsed.threads,
+        )
 
 
 def add_model(parser: Parser) -> None:
@@ -119,7 +129,7 @@ def add_model(parser: Parser) -> None:
 
 def add_load_options(group: "Parser | _ArgumentGroup", *, context: int | None = None) -> None:
     """Add what `LoadOptions` holds, except the model."""
-    add_device(group, computes=True)
+    add_devices(group, computes=True)
     add_context(group, default=context)
     add_kv_type(group)
     group.add_argument(
@@ -130,27 +140,31 @@ def add_load_options(group: "Parser | _ArgumentGroup", *, context: int | None = 
     )
 
 
-def add_device(
-    group: "Parser | _ArgumentGroup", default: str = "auto", *, computes: bool = False
-) -> None:
-    """Add --device; for a command that `computes` only a device that does is accepted."""
-    group.add_argument(
-        "--device",
-        metavar="NAME",
-        type=_computing_device if computes else _device,
-        default=default,
-        help=f"where to compute: cpu, cuda:0, a card's UUID (default: {default})",
-    )
+def add_devices(group: "Parser | _ArgumentGroup", *, computes: bool = False) -> None:
+    """Add --device, --split and --gpu-layers.
 
-
-def add_devices(group: "Parser | _ArgumentGroup") -> None:
-    """Add --device for a command that takes several, which need not be here."""
+    For a command that `computes` only devices that do are accepted; no device need be here.
+    """
+    convert = _computing_device if computes else _device
     group.add_argument(
         "--device",
         metavar="NAME[,NAME…]",
-        type=lambda names: [_device(name) for name in names.split(",")],
+        type=listed(convert),
         default=["auto"],
-        help="device, or devices that share the layers, such as cuda:0,cuda:1 (default: auto)",
+        help="where to compute: cpu, cuda:0, a card's UUID; or several that share the layers, "
+        "such as cuda:0,cuda:1 (default: auto, a card if there is one)",
+    )
+    group.add_argument(
+        "--split",
+        metavar="N[,N…]",
+        type=listed(real(1e-6, 1e6)),
+        help="weights of several devices to each other (default: equal)",
+    )
+    group.add_argument(
+        "--gpu-layers",
+        metavar="N",
+        type=whole(0),
+        help="keep only the last N layers on the card, the others on the CPU",
     )
 
 
@@ -174,11 +188,12 @@ def size_bytes(text: str) -> int:
 
 
 def _device(name: str) -> str:
-    from corral.devices.registry import resolve
+    from corral.devices.registry import AUTO, resolve
 
     # Whether a card is in this machine is not for the command line to say.
     try:
-        resolve(name)
+        if name != AUTO:
+            resolve(name)
     except DeviceUnavailable as error:
         raise ArgumentTypeError(str(error)) from None
     return name

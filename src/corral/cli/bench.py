@@ -36,12 +36,12 @@ class Setting:
     kv_type: str
 
     @classmethod
-    def of(cls, load: LoadOptions) -> "Setting":
-        """Return the device and its threads that the options lead to."""
+    def of(cls, load: LoadOptions, devices: str) -> "Setting":
+        """Return the devices that the options led to, and the threads of the widest."""
         from corral.devices import registry
 
-        traits = registry.traits(load.device, threads=load.threads)
-        return cls(registry.resolve(load.device), traits.workers, load.kv_type)
+        traits = [registry.traits(name, threads=load.threads) for name in devices.split(",")]
+        return cls(devices, max(one.workers for one in traits), load.kv_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ def execute(given: Sequence[str]) -> int:
     with loaded(load) as model, ProgressDisplay() as display:
         results = [measure(model, test, parsed.repeat, display) for test in tests]
         display.close()
-        description = _description(load.model)
+        description, devices = _description(load.model), model.device
     show = _print_json if parsed.json else _print_text
-    show(description, Setting.of(load), results)
+    show(description, Setting.of(load, devices), results)
     return 0
 
 

@@ -49,7 +49,9 @@ def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Mod
         with blamed(path):
             model = Model.load(
                 path,
-                device=options.device,
+                device=options.devices,
+                split=options.split,
+                gpu_layers=options.gpu_layers,
                 context=options.context,
                 kv_type=options.kv_type,
                 threads=options.threads,

@@ -29,6 +29,7 @@ from corral.log import configure, escape, verbosity_of
 
 COMMANDS = {
     "run": "answer a prompt, or chat when there is none",
+    "serve": "serve a model over HTTP, with OpenAI's API",
     "pull": "fetch a model into the cache",
     "inspect": "show what is in a model file",
     "devices": "show the devices and their memory",

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from corral.cli import arguments as options
-from corral.cli.arguments import Parser, listed, real, size_bytes, whole
+from corral.cli.arguments import Parser, listed, size_bytes, whole
 from corral.cli.loading import blamed
 from corral.cli.output import note, print_columns, print_json, say
 from corral.cli.progress import ProgressDisplay
@@ -47,6 +47,7 @@ def execute(given: Sequence[str]) -> int:
             kv_type=parsed.kv_type,
             device=parsed.device,
             split=parsed.split,
+            gpu_layers=parsed.gpu_layers,
             fit=parsed.fit,
             memory=_one_or_many(parsed.memory),
             margin=DEFAULT_MARGIN if parsed.margin is None else parsed.margin,
@@ -82,12 +83,6 @@ def _parser() -> Parser:
         type=whole(1, _MAX_PARALLEL),
         default=1,
         help="sequences at once (default: 1)",
-    )
-    parser.add_argument(
-        "--split",
-        metavar="N[,N…]",
-        type=listed(real(1e-6, 1e6)),
-        help="weights of the devices to each other (default: equal, or as --fit finds)",
     )
     parser.add_argument(
         "--fit",

@@ -6,7 +6,7 @@ Each field is decided by itself, as llama.cpp does.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from corral.cli.output import note
 from corral.errors import InvalidArgument
@@ -14,7 +14,8 @@ from corral.hub.demo import DEMO
 from corral.log import logger
 
 if TYPE_CHECKING:
-    from corral import Model, SamplingParams
+    from corral import SamplingParams
+    from corral.gguf.metadata import Metadata
 
 _log = logger(__name__)
 KEYS: Final = {
@@ -30,7 +31,21 @@ KEYS: Final = {
 """What a file may advise, by llama.cpp's names, and the field it stands for."""
 
 
-def choose(model: "Model", given: Mapping[str, float]) -> "SamplingParams":
+class Described(Protocol):
+    """A model as far as advice goes: a loaded one, or the header of a file."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        ...
+
+    @property
+    def metadata(self) -> "Metadata":
+        """What its header says."""
+        ...
+
+
+def choose(model: Described, given: Mapping[str, float]) -> "SamplingParams":
     """Return the sampling for a model: what is given, then what is advised, then the defaults.
 
     Raises:
@@ -43,7 +58,7 @@ def choose(model: "Model", given: Mapping[str, float]) -> "SamplingParams":
     return SamplingParams(**{**advised, **given})  # type: ignore[arg-type]
 
 
-def advice(model: "Model") -> dict[str, float]:
+def advice(model: Described) -> dict[str, float]:
     """Return what the makers of a model advise, by field; advice that cannot be is left out."""
     if model.name == DEMO.file_name:
         return dict(DEMO.sampling)

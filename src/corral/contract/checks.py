@@ -13,7 +13,7 @@ _SHOWN_BITS = 128
 
 def refuse(field: str, got: object, expected: str) -> NoReturn:
     """Raise InvalidArgument saying what the field holds and what it may hold."""
-    raise InvalidArgument(f"{field} is {shown(got)}; expected {expected}")
+    raise InvalidArgument(f"{field} is {shown(got)}; expected {expected}", field=field)
 
 
 def shown(value: object) -> str:

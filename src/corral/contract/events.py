@@ -7,7 +7,7 @@ import enum
 
 import msgspec
 
-from corral.errors import CorralError, InternalError
+from corral.errors import ContextExceeded, CorralError, InternalError
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -119,6 +119,9 @@ class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     code: str
     """The `code` of a class in `corral.errors`."""
     message: str
+    prompt_tokens: int | None = None
+    """With "context_exceeded": the tokens of the prompt, and those that the context holds."""
+    context: int | None = None
 
 
 Event = TokenEvent | FinishEvent | ErrorEvent
@@ -127,11 +130,23 @@ Event = TokenEvent | FinishEvent | ErrorEvent
 def error_event(request_id: str, error: BaseException) -> ErrorEvent:
     """Describe an error for the other side; a foreign one only by its kind, not by its text."""
     code, message = described(error)
+    if isinstance(error, ContextExceeded):
+        return ErrorEvent(
+            request_id=request_id,
+            code=code,
+            message=message,
+            prompt_tokens=error.prompt_tokens,
+            context=error.context,
+        )
     return ErrorEvent(request_id=request_id, code=code, message=message)
 
 
 def as_error(event: ErrorEvent) -> CorralError:
     """Return the error an event describes; one of unknown code is an InternalError."""
+    if event.code == ContextExceeded.code:
+        return ContextExceeded(
+            event.message, prompt_tokens=event.prompt_tokens, context=event.context
+        )
     return error_of(event.code, event.message)
 
 

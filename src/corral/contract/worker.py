@@ -74,7 +74,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the file."""
     name: str = ""
     """What the model is called; by default its file's name."""
-    device: str = "auto"
+    devices: tuple[str, ...] = ("auto",)
+    """Each gets a run of layers."""
+    split: tuple[float, ...] | None = None
+    """For each device the weights it gets, in proportion; None is equal parts."""
+    gpu_layers: int | None = None
+    """How many of the last layers are on the devices, the others on the CPU; None is all."""
     visible_devices: tuple[str, ...] | None = None
     """UUIDs of the cards that the process may see; None leaves what its parent sees."""
     context: int | None = None
@@ -98,13 +103,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         check_text("model", self.model, shortest=1, longest=_MAX_PATH_CHARACTERS)
         check_text("name", self.name, longest=MAX_NAME_CHARACTERS)
-        check_text("device", self.device, shortest=1, longest=MAX_NAME_CHARACTERS)
+        _check_names("devices", self.devices)
         if self.visible_devices is not None:
-            devices = check_tuple(
-                "visible_devices", self.visible_devices, longest=_MAX_DEVICES, of="devices"
-            )
-            for index, device in enumerate(devices):
-                field = f"visible_devices[{index}]"
-                check_text(field, device, shortest=1, longest=MAX_NAME_CHARACTERS)
+            _check_names("visible_devices", self.visible_devices)
         check_integer("queue_capacity", self.queue_capacity, low=0, high=MAX_QUEUE)
         check_number("drain_s", self.drain_s, low=0.0, high=MAX_DRAIN_S)
+
+
+def _check_names(field: str, names: object) -> None:
+    for index, name in enumerate(check_tuple(field, names, longest=_MAX_DEVICES, of="devices")):
+        check_text(f"{field}[{index}]", name, shortest=1, longest=MAX_NAME_CHARACTERS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from corral.memory.buffer import Buffer
@@ -90,6 +91,17 @@ class ModelBuffers:
                 return self.scratch.address + plan.scratch_offset(base)
 
 
+class Sent(Protocol):
+    """Rows of an output, on their way to other backends; good until their own runs again."""
+
+    def on_host(self) -> NDArray[np.float32]:
+        """Wait until they are computed and return them in host memory."""
+        ...
+
+
+NOTHING_SENT: Mapping[str, Sent] = MappingProxyType({})
+
+
 class Program(Protocol):
     """A plan lowered for one backend and bound to one model's buffers."""
 
@@ -127,15 +139,24 @@ class Backend(Protocol):
         inputs: Mapping[str, NDArray[Any]],
         outputs: int,
         *,
+        received: Mapping[str, Sent] = NOTHING_SENT,
         chooses: bool = False,
+        sends: bool = False,
     ) -> None:
         """Copy the inputs to staging and start one evaluation.
 
         Each input holds the rows of this batch only, at most the plan's capacity. `outputs` is
-        how many rows of logits are wanted. An asynchronous backend that `chooses` gives the
-        likeliest tokens and no logits; the next may then be started before they are read, and a
-        token of −1 − k stands in it for what was chosen for row k of the outputs.
+        how many rows of logits are wanted; `received` is what the graph reads of other backends.
+
+        An asynchronous backend that `chooses` gives the likeliest tokens and no logits; the next
+        may then be started before they are read, and a token of −1 − k stands in it for what was
+        chosen for row k of the outputs. The outputs of one that `sends` go to other backends, by
+        `send`, and are not to be read.
         """
+        ...
+
+    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
+        """Return rows of an output of the last `run` for others to receive; waits for nothing."""
         ...
 
     def choices(self, program: Program, rows: int) -> NDArray[np.int32]:

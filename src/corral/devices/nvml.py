@@ -41,6 +41,8 @@ class Gpu:
     """Whether it is in MIG mode: then only its slices are devices, and there may be none."""
     failure: str = ""
     """Why nothing of it is known; then there is no UUID either."""
+    capability: tuple[int, int] | None = None
+    """Its compute capability, where the library tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,14 @@ class LibraryNvml:
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(handle))
         uuid, name = self._known(handle)
         slices = self._slices(handle)
-        return Gpu(uuid, name, slices or (), is_cut=slices is not None)
+        capability = self._capability(handle)
+        return Gpu(uuid, name, slices or (), is_cut=slices is not None, capability=capability)
+
+    def _capability(self, card: ctypes.c_void_p) -> tuple[int, int] | None:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        name = "nvmlDeviceGetCudaComputeCapability"
+        status = self._status(name, card, ctypes.byref(major), ctypes.byref(minor))
+        return None if status else (major.value, minor.value)
 
     def _known(self, handle: ctypes.c_void_p) -> tuple[str, str]:
         """Return UUID and name of a card or slice, whose handle is kept."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from corral.devices.context_cost import ContextCost
 
 AUTO = "auto"
-"""Stands for the best device present."""
+"""Stands for the best device present: a card, or else the CPU."""
 NAMES = ("cpu", "reference", "null")
 """Devices that every machine has."""
 _CUDA = re.compile(r"cuda:(0|[1-9][0-9]{0,2})|(GPU|MIG)-[0-9A-Fa-f-]{1,80}")
@@ -34,13 +34,27 @@ def resolve(name: str) -> str:
             f"{', '.join((AUTO, *NAMES))}"
         )
     if name == AUTO:
-        return "cpu"
+        return _best()
     if name in NAMES or _CUDA.fullmatch(name):
         return name
     known = ", ".join((AUTO, *NAMES, "cuda:0"))
     near = difflib.get_close_matches(name.lower(), (AUTO, *NAMES, "cuda:0"), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"use one of {known}"
     raise DeviceUnavailable(f"there is no device {name[:60]!r}: {hint}")
+
+
+def _best() -> str:
+    """Return the first card that corral's kernels run on, or the CPU; begins no context."""
+    from corral.devices import listing
+    from corral.devices.cuda.traits import LEAST_CAPABILITY
+    from corral.devices.nvml import Gpu
+
+    cards = listing.machine_visible().devices if listing.has_bindings() else ()
+    for number, card in enumerate(cards):
+        told = card.capability if isinstance(card, Gpu) else None
+        if told is None or told >= LEAST_CAPABILITY:  # every card that can be cut up is new enough
+            return f"cuda:{number}"
+    return "cpu"
 
 
 def open(name: str = AUTO, *, threads: int | None = None) -> "Device":  # noqa: A001

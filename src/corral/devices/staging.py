@@ -3,14 +3,14 @@
 What another device computed comes the same way where the host can write to a device's scratch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import ModelBuffers
+from corral.devices.base import NOTHING_SENT, ModelBuffers, Sent
 from corral.devices.host import array_at
 from corral.errors import CapacityExceeded, InternalError
 from corral.memory.plan import COUNTS, Plan
@@ -39,6 +39,17 @@ class Counts:
 _ELEMENTS: dict[Op, Any] = {Op.INPUT: np.int32, Op.RECEIVED: np.float32}
 
 
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """Rows that lie in host memory, for others to receive."""
+
+    rows: NDArray[np.float32]
+
+    def on_host(self) -> NDArray[np.float32]:
+        """Return them."""
+        return self.rows
+
+
 class Staging:
     """The inputs of one flight of a plan as arrays on host memory; made when it is lowered."""
 
@@ -51,6 +62,7 @@ class Staging:
 
         leaves = () if plan.traits.has_own_memory else plan.graph.leaves(Op.RECEIVED)
         received = {tensor: buffers.address(plan, tensor) for tensor in leaves}
+        self._received = [tensor.name for tensor in leaves]
         self._inputs = (*plan.graph.leaves(Op.INPUT), *leaves)
         self._arrays = {
             tensor.name: array_at(address(tensor), tensor.shape, _ELEMENTS[tensor.op])
@@ -58,19 +70,42 @@ class Staging:
         }
         self._counts = array_at(base + plan.staging.offsets[COUNTS], (2,), np.int64)
 
-    def write(self, inputs: Mapping[str, NDArray[Any]], outputs: int) -> Counts:
+    def write(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: int,
+        received: Mapping[str, Sent] = NOTHING_SENT,
+    ) -> Counts:
         """Copy the inputs of a batch and return its counts; inputs the graph lacks are ignored.
+
+        What others sent is taken along where the host can write to the device's scratch.
 
         Raises:
             CapacityExceeded: if an input is larger than the plan.
             InternalError: if one is missing or two disagree on the number of rows.
         """
+        if self._received:
+            inputs = {**inputs, **arrived(self._received, received)}
         counts = count(self._inputs, inputs, outputs)
         for name, array in self._arrays.items():
             given = inputs[name]
             array[tuple(slice(size) for size in given.shape)] = given
         self._counts[:] = counts.rows, counts.outputs
         return counts
+
+
+def arrived(
+    names: Iterable[str], received: Mapping[str, Sent]
+) -> Mapping[str, NDArray[np.float32]]:
+    """Return what others sent, in host memory.
+
+    Raises:
+        InternalError: if something is missing.
+    """
+    missing = [name for name in names if name not in received]
+    if missing:
+        raise InternalError(f"nobody sent {', '.join(missing)}; got {', '.join(received)}")
+    return {name: received[name].on_host() for name in names}
 
 
 def count(tensors: tuple[Tensor, ...], inputs: Mapping[str, NDArray[Any]], outputs: int) -> Counts:

@@ -12,20 +12,20 @@ from corral.contract.questions import (
     TokenizeQuestion,
     TokensAnswer,
 )
-from corral.engine.parts import ModelParts
+from corral.engine.opened import OpenedModel
 from corral.engine.templates import chat_text
 from corral.errors import InternalError, UnsupportedModel
 from corral.memory.lifetime import Lifetime
 from corral.text.template import TEMPLATE_KEY
 
 
-def answer(question: Question, parts: ModelParts) -> Answer:
+def answer(question: Question, opened: OpenedModel) -> Answer:
     """Return what a model's parts know; from any thread.
 
     Raises:
         CorralError: if the question cannot be answered.
     """
-    tokenizer = parts.tokenizer
+    tokenizer = opened.tokenizer
     match question:
         case TokenizeQuestion():
             tokens = tokenizer.encode(
@@ -37,36 +37,36 @@ def answer(question: Question, parts: ModelParts) -> Answer:
         case DetokenizeQuestion(tokens=given):
             return TextAnswer(tokenizer.decode(given))
         case RenderQuestion(prompt=prompt):
-            return TextAnswer(chat_text(prompt, parts.template))
+            return TextAnswer(chat_text(prompt, opened.template))
         case EmbedQuestion():
             raise UnsupportedModel(
-                f"{parts.name} is loaded to generate text and gives no embeddings: its graph ends "
+                f"{opened.name} is loaded to generate text and gives no embeddings: its graph ends "
                 "in logits"
             )
     raise InternalError(f"nobody answers a {type(question).__name__}")
 
 
-def describe(parts: ModelParts, name: str) -> Description:
+def describe(opened: OpenedModel, name: str) -> Description:
     """Return what a service with these parts runs."""
-    rows = parts.memory()
-    limits, hyper = parts.loaded.design.limits, parts.loaded.design.hyper
-    tokenizer = parts.tokenizer
+    rows = opened.memory()
+    limits, hyper = opened.loaded.design.limits, opened.loaded.design.hyper
+    tokenizer = opened.tokenizer
     weights = [row.allocated_bytes for row in rows if row.lifetime is Lifetime.WEIGHTS]
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_text(token)
 
     return Description(
-        model=name or parts.name,
+        model=name or opened.name,
         architecture=hyper.architecture,
-        device=parts.device.name,
+        device=opened.device,
         context=limits.context,
         parallel=limits.parallel,
         vocabulary_size=hyper.vocabulary,
-        num_parameters=parts.num_parameters,
+        num_parameters=opened.num_parameters,
         weights_bytes=sum(weights),
         embedding_columns=hyper.width,
-        chat_template=parts.metadata.str(TEMPLATE_KEY, "") or None,
+        chat_template=opened.metadata.str(TEMPLATE_KEY, "") or None,
         bos=text(tokenizer.bos_id),
         eos=text(tokenizer.eos_id),
         kv_type=limits.kv_type,

@@ -95,7 +95,9 @@ class Engine:
         if len(prompt) >= self.context:
             raise ContextExceeded(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.context} with at "
-                "least one of the answer: shorten the prompt or raise --context"
+                "least one of the answer: shorten the prompt or raise --context",
+                prompt_tokens=len(prompt),
+                context=self.context,
             )
         sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
         sequence.is_reusing, sequence.namespace = reuse, namespace
@@ -119,7 +121,7 @@ class Engine:
         """
         if not self._flights and not self._landed:
             self._launch()
-        if self._runner.is_asynchronous:
+        if self._runner.can_feed:
             self._launch_fed()
         self._land()
         if self._runner.is_asynchronous and not self._flights:

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +19,9 @@ from corral.engine.answers import Answers
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
+from corral.engine.opened import OpenedModel, Sizes, open_by_name
 from corral.engine.options import Options
-from corral.engine.parts import ModelParts, load_parts
+from corral.engine.targets import Targets
 from corral.engine.text_stream import TextStream
 from corral.errors import Closed, ContextExceeded
 from corral.interrupts import deferred
@@ -46,20 +47,22 @@ class ChatReply:
 class Model:
     """One loaded model. Made by `load`; a context manager; not for two threads at once."""
 
-    def __init__(self, parts: ModelParts, *, watch: GrowthWatch | None = None) -> None:
-        """Answer with loaded parts, which are then this model's; use `load` instead."""
-        self.metadata = parts.metadata
-        self.name = parts.name
-        self.device = parts.device.name
-        self._parts = parts
-        self._answers = Answers(parts.engine, name=parts.name, watch=watch)
+    def __init__(self, opened: OpenedModel, *, watch: GrowthWatch | None = None) -> None:
+        """Answer with an opened model, which is then this one's; use `load` instead."""
+        self.metadata = opened.metadata
+        self.name = opened.name
+        self.device = opened.device
+        self._opened = opened
+        self._answers = Answers(opened.engine, name=opened.name, watch=watch)
 
     @classmethod
     def load(
         cls,
         name: str | Path,
         *,
-        device: str = "auto",
+        device: str | Sequence[str] = "auto",
+        split: Sequence[float] | None = None,
+        gpu_layers: int | None = None,
         context: int | None = None,
         parallel: int = 1,
         kv_type: str = "f16",
@@ -71,7 +74,11 @@ class Model:
 
         Args:
             name: a str; or a Path, which is always that of a file.
-            device: "auto" (today the CPU), "cpu", "cuda:0", a card's UUID, or "reference".
+            device: "auto" (a card, or else the CPU), "cpu", "cuda:0", a card's UUID, "reference";
+                or several, each of which gets a run of layers with their keys and values.
+            split: for each device the weights it gets, in proportion; by default equal parts.
+            gpu_layers: how many of the last layers are on the device, a card then, or on several;
+                the others are on the CPU.
             context: tokens of one sequence; by default the model's own, at most 4096.
             parallel: sequences at once.
             kv_type: "f16", "bf16", "f32" or "q8_0".
@@ -88,29 +95,24 @@ class Model:
             OutOfMemory: if it does not fit; nothing of it is left.
         """
         name = checks.model_name(name)
-        context = checks.integer_or_none("context", context, low=1)
-        parallel = checks.integer("parallel", parallel, low=1)
-        kv_type = checks.text("kv_type", kv_type)
+        sizes = Sizes(
+            checks.integer_or_none("context", context, low=1),
+            checks.integer("parallel", parallel, low=1),
+            checks.text("kv_type", kv_type),
+        )
         threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
         checks.progress(progress)
         watch_growth = checks.flag("watch_growth", watch_growth)
-        parts = load_parts(
-            name,
-            device=device,
-            context=context,
-            parallel=parallel,
-            kv_type=kv_type,
-            threads=threads,
-            progress=progress,
-        )
-        on = parts.device
-        return cls(parts, watch=GrowthWatch(lambda: on.allocated_bytes) if watch_growth else None)
+        targets = Targets.of(device, split, gpu_layers)
+        opened = open_by_name(name, targets, sizes, threads=threads, progress=progress)
+        watch = GrowthWatch(lambda: opened.allocated_bytes) if watch_growth else None
+        return cls(opened, watch=watch)
 
     def close(self) -> None:
         """Give every byte back; a second call does nothing."""
         with deferred:
             self._answers.close()
-            self._parts.close()
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -136,17 +138,17 @@ class Model:
     @property
     def context(self) -> int:
         """Tokens one sequence may hold, prompt and answer together."""
-        return self._parts.context
+        return self._opened.context
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens, and of logits a row."""
-        return self._parts.vocabulary_size
+        return self._opened.vocabulary_size
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._parts.tokenizer
+        return self._opened.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
@@ -155,7 +157,7 @@ class Model:
         Raises:
             TemplateError: if the file has none.
         """
-        return self._parts.template
+        return self._opened.template
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -292,7 +294,7 @@ class Model:
 
         A device's context is listed as long as it lives; models on one device share it.
         """
-        return MemoryStatistics.of(self._parts.memory(), self._answers.growth())
+        return MemoryStatistics.of(self._opened.memory(), self._answers.growth())
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
@@ -311,13 +313,13 @@ class Model:
     def _start(self, tokens: list[int], options: Options) -> Generation:
         self._check_open()
         max_tokens = self.context if options.max_tokens is None else options.max_tokens
-        sampler = self._parts.samplers.make(options.sampling)
+        sampler = self._opened.samplers.make(options.sampling)
         stream = TextStream(self.tokenizer, options.stop)
         sequence = self._answers.submit(
             tokens,
             sampler=sampler,
             max_tokens=max_tokens,
-            end_tokens=self._parts.samplers.end_tokens(ignore_eos=options.ignore_eos),
+            end_tokens=self._opened.samplers.end_tokens(ignore_eos=options.ignore_eos),
             reuse=options.reuse,
         )
         return Generation(sequence, self._answers, parent=self, stream=stream)

@@ -4,28 +4,26 @@ The devices may be elsewhere: a plan depends on their kind, and on the memory th
 it is asked to fit.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
 
-from corral.contract.checks import refuse
 from corral.devices import registry
 from corral.devices.cuda.traits import cuda_traits
-from corral.devices.listing import machine_listing, machine_visible
+from corral.devices.listing import machine_listing
 from corral.devices.reading import DeviceReading
 from corral.devices.visible import is_named
 from corral.engine import checks
+from corral.engine.targets import Targets
 from corral.errors import DeviceUnavailable, InvalidArgument
 from corral.gguf import ModelFile, open_model
 from corral.hub.resolve import resolve
-from corral.memory.lifetime import Lifetime
+from corral.memory.lifetime import Lifetime, is_elsewhere
 from corral.memory.traits import HOST, DeviceTraits
-from corral.models.fit import DEFAULT_MARGIN, Room, Wish, fit_model, is_elsewhere
+from corral.models.fit import DEFAULT_MARGIN, Room, Wish, fit_model
 from corral.models.footprint import Limits, choose_limits, write_graph
-from corral.models.split import Footprint, SplitDesign, design_split, split_by_weights
+from corral.models.split import Footprint, SplitDesign, design_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +113,7 @@ def plan(
     kv_type: str = "f16",
     device: str | Sequence[str] = "auto",
     split: Sequence[float] | None = None,
+    gpu_layers: int | None = None,
     fit: bool = False,
     memory: int | Sequence[int] | None = None,
     margin: int = DEFAULT_MARGIN,
@@ -130,6 +129,8 @@ def plan(
         device: one name, or several of which each gets a run of layers; none need be here.
         split: for each device the weights it gets, in proportion; by default equal parts, or with
             `fit` what the free memory allows.
+        gpu_layers: how many of the last layers are on the devices, which are cards then; the
+            others, and their keys and values, are on the CPU.
         fit: whether to look for what fits the devices' memory; then only as many of them are used
             as the context needs.
         memory: bytes free on each device, or one number for all; by default what is free now.
@@ -145,22 +146,25 @@ def plan(
     context = checks.integer_or_none("context", context, low=1)
     parallel = checks.integer("parallel", parallel, low=1)
     kv_type = checks.text("kv_type", kv_type)
-    names = _names(device)
-    shares = None if split is None else _shares(split, len(names))
+    wanted = Targets.of(device, split, gpu_layers)
     is_fitting = checks.flag("fit", fit)
-    sizes = _sizes(memory, len(names))
+    sizes = _sizes(memory, len(wanted.names))
     margin = checks.integer("margin", margin, low=0)
     if sizes and not is_fitting:
         raise InvalidArgument("memory is given, which counts only with fit: add --fit (fit=True)")
+    if is_fitting and gpu_layers is not None:
+        raise InvalidArgument(
+            "gpu_layers is given with fit, which counts them itself: leave it out"
+        )
     path = resolve(name)
-    targets = list(map(_target, names))
+    targets = list(map(_target, wanted.names))
     chunk = max(target.traits.chunk_tokens for target in targets)
-    wish = Wish(parallel, kv_type, context, shares, chunk)
+    wish = Wish(parallel, kv_type, context, None if wanted.is_default else wanted.shares, chunk)
     with open_model(path, skip_arrays=True) as file:
         if is_fitting:
-            usable = [size - margin for size in sizes or _free(names)]
+            usable = [size - margin for size in sizes or _free(wanted.names)]
             return _fitted(file, wish, targets, usable)
-        return _plain(file, wish, targets)
+        return _plain(file, wish, targets, wanted)
 
 
 def _fitted(
@@ -175,7 +179,7 @@ def _fitted(
     return _report(file.path.name, proposal.design, used, sizes)
 
 
-def _plain(file: ModelFile, wish: Wish, targets: Sequence[_Target]) -> PlanReport:
+def _plain(file: ModelFile, wish: Wish, targets: Sequence[_Target], wanted: Targets) -> PlanReport:
     """Plan for the devices as they were named, whatever memory they have."""
     limits = choose_limits(
         file.metadata,
@@ -185,10 +189,11 @@ def _plain(file: ModelFile, wish: Wish, targets: Sequence[_Target]) -> PlanRepor
         chunk=wish.chunk,
     )
     model = write_graph(file.metadata, file.tensors, limits)
-    traits = [target.traits for target in targets]
-    layers = split_by_weights(model, traits, wish.shares or (1.0,) * len(targets))
-    design = design_split(model, traits, layers)
-    return _report(file.path.name, design, targets, [None] * len(targets))
+    runs = wanted.layers(model, [target.traits for target in targets])
+    used = [(target, run) for target, run in zip(targets, runs, strict=True) if run]
+    found = [target for target, _run in used]
+    design = design_split(model, [t.traits for t in found], [run for _target, run in used])
+    return _report(file.path.name, design, found, [None] * len(found))
 
 
 def _report(
@@ -218,45 +223,6 @@ def _target(name: str) -> _Target:
         return _Target(name, registry.traits(name), context_is_measured=True)
     cost = registry.context_cost(name)
     return _Target(name, cuda_traits(cost.size_bytes), cost.is_measured)
-
-
-def _names(device: object) -> list[str]:
-    """Return the names of devices, each once."""
-    listed: list[Any] = list(device) if isinstance(device, list | tuple) else [device]
-    if not listed:
-        refuse("device", device, "a name, or several")
-    names = [registry.resolve(name) for name in listed]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidArgument(f"device {name} is named twice: a plan needs it once")
-    _require_distinct([name for name in names if name not in registry.NAMES])
-    return names
-
-
-def _require_distinct(names: Sequence[str]) -> None:
-    """Refuse two names of one card; those of cards that are elsewhere may stand for any."""
-    if len(names) < 2:
-        return
-    visible, found = machine_visible(), dict[object, str]()
-    for name in names:
-        try:
-            card = visible.named(name)
-        except DeviceUnavailable:
-            continue
-        if card in found:
-            raise InvalidArgument(f"devices {found[card]} and {name} are one: a plan needs it once")
-        found[card] = name
-
-
-def _shares(split: object, count: int) -> tuple[float, ...]:
-    listed: list[Any] = list(split) if isinstance(split, list | tuple) else [split]
-    for place, share in enumerate(listed):
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not is_number or not 0 < share < math.inf:
-            refuse(f"split[{place}]", share, "a number above 0")
-    if len(listed) != count:
-        raise InvalidArgument(f"split has {len(listed)} numbers, there are {count} devices")
-    return tuple(map(float, listed))
 
 
 def _sizes(memory: object, count: int) -> list[int]:

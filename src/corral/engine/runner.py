@@ -1,23 +1,43 @@
-"""Runs batches: shape class to program, sequences to logits."""
+"""Runs batches: sequences to input arrays, through every part of a model, to logits.
+
+inputs ─┬─▶ part 0 ═▶ rows ═▶ part 1 ═▶ … ═▶ last part ─▶ logits, or tokens it chose
+        └──────────────────────▶ ┘
+"""
 
 from collections import deque
 from collections.abc import Sequence as List
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import Backend, Program
+from corral.devices.base import Backend, Program, Sent
 from corral.engine.batch import BatchArrays, Rows
 from corral.kv.spec import GroupSpec
+from corral.tensor.tensor import Extent
+
+
+class Link(Protocol):
+    """A part of a model: a program and the backend that runs it."""
+
+    @property
+    def backend(self) -> Backend:
+        """Who runs it."""
+        ...
+
+    @property
+    def program(self) -> Program:
+        """What is run."""
+        ...
 
 
 class Runner:
-    """Owns the input arrays of one program; the backend and the program belong to the model."""
+    """Owns the input arrays of a model's programs; everything else belongs to the model."""
 
-    def __init__(self, backend: Backend, program: Program, groups: tuple[GroupSpec, ...]) -> None:
-        self._backend = backend
-        self._program = program
-        self.shapes = program.plan.graph.shape_class
+    def __init__(self, parts: List[Link], groups: tuple[GroupSpec, ...]) -> None:
+        *self._before, last = parts
+        self._backend, self._program = last.backend, last.program
+        self.shapes = self._program.plan.graph.shape_class
         self._arrays = BatchArrays(self.shapes, groups)
         self._outputs: deque[int] = deque()
         """Rows of logits of each batch that was started and not finished."""
@@ -27,14 +47,27 @@ class Runner:
         """Whether a batch that was started is computed while the caller goes on."""
         return self._backend.is_asynchronous
 
+    @property
+    def can_feed(self) -> bool:
+        """Whether a token that one batch chooses can go into the next without the host."""
+        return self.is_asynchronous and not self._before
+
     def start(self, batch: List[Rows], *, chooses: bool = False) -> None:
         """Begin to compute a batch; it must be finished before the next is started.
 
-        One that chooses may be followed by another that does, before `choices` is called.
+        One that chooses may be followed by another that does, before `choices` is called, if the
+        runner can feed it.
         """
         inputs = self._arrays.fill(batch)
         outputs = len(inputs["output_rows"])
-        self._backend.run(self._program, inputs, outputs, chooses=chooses)
+        sent: dict[str, Sent] = {}
+        for part in self._before:
+            backend, program = part.backend, part.program
+            backend.run(program, inputs, outputs, received=sent, sends=True)
+            counts = {Extent.ROWS: len(inputs["tokens"]), Extent.OUTPUTS: outputs}
+            for tensor in program.plan.graph.outputs:
+                sent[tensor.name] = backend.send(program, tensor, counts[tensor.extent])
+        self._backend.run(self._program, inputs, outputs, received=sent, chooses=chooses)
         self._outputs.append(outputs)
 
     def finish(self) -> NDArray[np.float32]:

@@ -31,7 +31,7 @@ from corral.engine.answering import Answering
 from corral.engine.asking import answer, describe
 from corral.engine.counts import Counts
 from corral.engine.flight import Emission
-from corral.engine.parts import ModelParts
+from corral.engine.opened import OpenedModel
 from corral.engine.sequence import SequenceState
 from corral.engine.templates import prompt_tokens
 from corral.errors import Closed, InternalError, InvalidArgument, QueueFull, TimeLimitExceeded
@@ -51,7 +51,7 @@ class EngineService:
 
     def __init__(
         self,
-        parts: ModelParts,
+        opened: OpenedModel,
         *,
         name: str = "",
         queue_capacity: int = 128,
@@ -64,13 +64,13 @@ class EngineService:
             queue_capacity: how many requests may wait.
             after_step: called when all events of a step were delivered, by the same thread.
         """
-        self._parts = parts
+        self._opened = opened
         self._after_step = after_step
-        self._most_live = parts.parallel + queue_capacity
-        self.description = describe(parts, name)
+        self._most_live = opened.parallel + queue_capacity
+        self.description = describe(opened, name)
         self.fault: BaseException | None = None
         """What ended the engine's thread, if something did: nothing is answered any more."""
-        self._samplers = parts.samplers
+        self._samplers = opened.samplers
         self._live: dict[str, Answering] = {}
         self._changed = Condition()
         """Guards `_live` and `_is_open`; notified when a request ends."""
@@ -93,8 +93,8 @@ class EngineService:
             QueueFull: as many requests wait as may.
             Closed: the service is closed, or about to be.
         """
-        request.validate(vocabulary_size=self._parts.vocabulary_size)
-        answering = Answering(request, deliver, self._parts.tokenizer)
+        request.validate(vocabulary_size=self._opened.vocabulary_size)
+        answering = Answering(request, deliver, self._opened.tokenizer)
         with self._changed:
             self._require_open()
             if request.request_id in self._live:
@@ -128,8 +128,8 @@ class EngineService:
             return self.description
         with self._changed:
             if self._is_closed:
-                raise Closed(f"model {self._parts.name} was closed")
-            coming: Future[Answer] = self._asking.submit(answer, question, self._parts)
+                raise Closed(f"model {self._opened.name} was closed")
+            coming: Future[Answer] = self._asking.submit(answer, question, self._opened)
         try:
             return coming.result(timeout_s)
         except FutureTimeout:
@@ -159,7 +159,7 @@ class EngineService:
         self._inbox.put(None)
         self._thread.join()
         self._asking.shutdown(cancel_futures=True)
-        self._parts.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -169,15 +169,17 @@ class EngineService:
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise Closed(f"model {self._parts.name} is closed, or about to be: it takes no request")
+            raise Closed(
+                f"model {self._opened.name} is closed, or about to be: it takes no request"
+            )
 
     # What follows runs in the preparing thread.
 
     def _prepare(self, answering: Answering) -> None:
         """Do for a request what takes time and needs no engine."""
-        parts, request = self._parts, answering.request
+        opened, request = self._opened, answering.request
         try:
-            tokens = prompt_tokens(request.prompt, parts.tokenizer, lambda: parts.template)
+            tokens = prompt_tokens(request.prompt, opened.tokenizer, lambda: opened.template)
             sampler = self._samplers.make(request.sampling, ignore_eos=request.ignore_eos)
         except Exception as error:
             self._inbox.put(partial(self._fail, answering, error))
@@ -187,7 +189,7 @@ class EngineService:
     # What follows runs in the engine's thread.
 
     def _drive(self) -> None:
-        engine, error = self._parts.engine, None
+        engine, error = self._opened.engine, None
         try:
             self._counts.stepped(engine, self._of)
             while self._do_jobs():
@@ -201,12 +203,12 @@ class EngineService:
         with self._changed:
             self._is_open = False
         for answering in tuple(self._live.values()):
-            self._fail(answering, error or Closed(f"model {self._parts.name} was closed"))
+            self._fail(answering, error or Closed(f"model {self._opened.name} was closed"))
         self._after_step()
 
     def _do_jobs(self) -> bool:
         """Do what is in the inbox, and wait for something if there is nothing to compute."""
-        is_idle = not self._parts.engine.has_work
+        is_idle = not self._opened.engine.has_work
         for _ in range(self._inbox.qsize() or int(is_idle)):
             job = self._inbox.get()
             if job is None:
@@ -223,10 +225,10 @@ class EngineService:
             return
         wanted = request.max_tokens
         try:
-            answering.sequence = self._parts.engine.submit(
+            answering.sequence = self._opened.engine.submit(
                 tokens,
                 sampler=sampler,
-                max_tokens=self._parts.context if wanted is None else wanted,
+                max_tokens=self._opened.context if wanted is None else wanted,
                 end_tokens=self._samplers.end_tokens(ignore_eos=request.ignore_eos),
                 reuse=request.reuse,
                 namespace=request.namespace,
@@ -275,7 +277,7 @@ class EngineService:
     def _end(self, answering: Answering, reason: FinishReason) -> None:
         """Take a request out of the engine and of the books, and deliver its last event."""
         if answering.sequence is not None:
-            self._parts.engine.cancel(answering.sequence)
+            self._opened.engine.cancel(answering.sequence)
             self._of.pop(answering.sequence.id, None)
         with self._changed:
             del self._live[answering.request.request_id]

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from corral.memory.traits import DeviceTraits
 from corral.tensor.graph import Graph
 from corral.tensor.ops import Op
 from corral.tensor.steps import steps
@@ -32,6 +33,11 @@ class Lifetime(enum.Enum):
     STAGING = "staging"
     CONTEXT = "context"
     DRIVER = "driver"
+
+
+def is_elsewhere(lifetime: Lifetime, traits: DeviceTraits) -> bool:
+    """Whether bytes of a device's plan lie in the host's memory and not in its own."""
+    return lifetime in (Lifetime.STAGING, Lifetime.RECORDS) and traits.has_own_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ ZEROS = "zeros"
 class StagingLayout:
     """Where the host writes each input, by name, and where it finds the outputs.
 
-    Outputs are there only for devices with memory of their own; others' lie in scratch.
+    Outputs, and rows received from another device, are there only for devices with memory of their
+    own; those of others lie in scratch.
     """
 
     offsets: dict[str, int]
@@ -189,7 +190,8 @@ def _place_staging(inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits)
         offset += align(4 * traits.segments, traits.alignment)
     inputs_bytes = place(inputs)
     offset = inputs_bytes * traits.flights
-    end = place(graph.outputs if traits.has_own_memory else ())
+    passing = (*graph.outputs, *graph.leaves(Op.RECEIVED)) if traits.has_own_memory else ()
+    end = place(passing)
     choices = align(4 * choosing_rows(graph, traits), traits.alignment)
     return StagingLayout(offsets, inputs_bytes, end, choices, end + traits.flights * choices)
 

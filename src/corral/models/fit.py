@@ -12,7 +12,7 @@ from corral.errors import InvalidArgument, OutOfMemory
 from corral.gguf import Metadata, TensorInfo
 from corral.kv.spec import BLOCK_TOKENS, blocks_for
 from corral.memory.ledger import format_bytes
-from corral.memory.lifetime import Lifetime
+from corral.memory.lifetime import Lifetime, is_elsewhere
 from corral.memory.planner import align
 from corral.memory.traits import DeviceTraits
 from corral.models.architecture import architecture
@@ -99,11 +99,6 @@ def needs(footprints: Sequence[Footprint], rooms: Rooms) -> tuple[int, ...]:
         if hosts:
             taken[hosts[0]] += on_host
     return tuple(taken)
-
-
-def is_elsewhere(lifetime: Lifetime, traits: DeviceTraits) -> bool:
-    """Whether bytes of a device's plan lie in the host's memory and not in its own."""
-    return lifetime in (Lifetime.STAGING, Lifetime.RECORDS) and traits.has_own_memory
 
 
 def _fits(footprints: Sequence[Footprint], rooms: Rooms) -> bool:

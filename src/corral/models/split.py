@@ -15,7 +15,7 @@ from corral.memory.plan import ModelPlan, resized_footprint
 from corral.memory.planner import align
 from corral.memory.stored import stored_form
 from corral.memory.traits import DeviceTraits
-from corral.models.assign import assign
+from corral.models.assign import Cost, assign
 from corral.models.footprint import Limits, ModelGraph, plan_graph_of, shape_class
 from corral.tensor.cut import cut
 from corral.tensor.graph import Graph
@@ -79,16 +79,23 @@ def design_split(
 
 
 def split_by_weights(
-    model: ModelGraph, traits: Sequence[DeviceTraits], shares: Sequence[float]
+    model: ModelGraph, traits: Sequence[DeviceTraits], shares: Sequence[float], *, first: int = 0
 ) -> tuple[range, ...]:
     """Return runs of layers whose weights are to each other as the shares are, nearly.
+
+    Layers before the `first` are left to others.
 
     Raises:
         InvalidArgument: if there are more devices than layers, or a share is not positive.
     """
     weights = [weight_bytes(model, device) for device in dict.fromkeys(traits)]
-    costs = dict(zip(dict.fromkeys(traits), weights, strict=True))
-    return assign(model.hyper.layers, [costs[device].of for device in traits], shares)
+    sizes = dict(zip(dict.fromkeys(traits), weights, strict=True))
+
+    def cost(device: DeviceTraits) -> Cost:
+        return lambda begin, end: sizes[device].of(first + begin, first + end)
+
+    runs = assign(model.hyper.layers - first, [cost(device) for device in traits], shares)
+    return tuple(range(first + run.start, first + run.stop) for run in runs)
 
 
 class RunBytes:

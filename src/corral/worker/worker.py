@@ -26,8 +26,9 @@ from corral.config import settings
 from corral.contract import wire
 from corral.contract.events import FinishEvent, FinishReason, described, error_event
 from corral.contract.worker import WorkerExit, WorkerSpec
-from corral.engine.parts import load_parts
+from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
+from corral.engine.targets import Targets
 from corral.errors import CorralError, DeviceFault, ProtocolError
 from corral.worker.outbox import Outbox
 from corral.worker.parent import die_with
@@ -111,19 +112,15 @@ class Worker:
     def _load(self) -> EngineService:
         spec = self._spec
         spec.validate()
-        parts = load_parts(
+        opened = open_by_name(
             Path(spec.model),
-            device=spec.device,
-            context=spec.context,
-            parallel=spec.parallel,
-            kv_type=spec.kv_type,
-            kv_blocks=spec.kv_blocks,
+            Targets.of(spec.devices, spec.split, spec.gpu_layers),
+            Sizes(spec.context, spec.parallel, spec.kv_type, spec.kv_blocks, spec.chunk_beside),
             threads=spec.threads,
-            chunk_beside=spec.chunk_beside,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),
         )
         return EngineService(
-            parts,
+            opened,
             name=spec.name,
             queue_capacity=spec.queue_capacity,
             after_step=self._after_step,

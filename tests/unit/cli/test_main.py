@@ -14,7 +14,10 @@ from corral.cli import limits
 from corral.cli import main as main_module
 from corral.cli.main import COMMANDS, main
 
-HEAVY = ("numpy", "llvmlite", "tokenizers", "rich", "huggingface_hub", "msgspec", "jinja2")
+HEAVY = (
+    *("numpy", "llvmlite", "tokenizers", "rich", "huggingface_hub", "msgspec", "jinja2"),
+    *("starlette", "uvicorn", "prometheus_client"),
+)
 
 
 def test_help_lists_every_command(corral):

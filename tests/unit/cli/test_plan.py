@@ -48,7 +48,8 @@ def test_prints_bytes_by_kind(corral, planned):
     assert "context " not in "".join(lines[2:])
     asked, _ = planned
     options = {"context": 512, "parallel": 2, "kv_type": "q8_0", "device": ["auto"]}
-    options |= {"split": None, "fit": False, "memory": None, "margin": DEFAULT_MARGIN}
+    options |= {"split": None, "gpu_layers": None}
+    options |= {"fit": False, "memory": None, "margin": DEFAULT_MARGIN}
     assert asked == [("m.gguf", options)]
 
 

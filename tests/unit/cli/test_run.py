@@ -48,7 +48,9 @@ def test_hands_options_on(corral):
     )
     model = FakeModel.last
     assert model.options == {
-        "device": "reference",
+        "device": ("reference",),
+        "split": None,
+        "gpu_layers": None,
         "context": 512,
         "kv_type": "q8_0",
         "threads": 2,

@@ -36,7 +36,7 @@ from corral.contract.messages import (
     ToolChoice,
 )
 from corral.contract.sampling import SamplingParams
-from corral.errors import InvalidArgument
+from corral.errors import ContextExceeded, InvalidArgument
 
 
 def test_defaults_are_those_of_llama_cpp():
@@ -310,3 +310,19 @@ def test_unknown_codes_are_internal_errors():
     error = as_error(ErrorEvent(request_id="a", code="newer", message="words"))
     assert type(error) is errors.InternalError
     assert str(error) == "newer: words"
+
+
+def test_an_overfull_context_keeps_its_numbers():
+    """How long the prompt is and what fits cross the border with the message."""
+    event = error_event("a", ContextExceeded("too long", prompt_tokens=9, context=8))
+    error = as_error(event)
+    assert isinstance(error, ContextExceeded)
+    assert (str(error), error.prompt_tokens, error.context) == ("too long", 9, 8)
+
+
+def test_a_refusal_names_its_field():
+    """Whoever answers a client can say which of its fields is wrong."""
+    request = GenerationRequest(request_id="a", prompt=TextPrompt("Hi"), stop=("",))
+    with pytest.raises(InvalidArgument) as caught:
+        request.validate()
+    assert caught.value.field == "stop[0]"

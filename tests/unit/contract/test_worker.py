@@ -16,7 +16,8 @@ def test_a_spec_of_defaults_is_fine():
     [
         ("model", ""),
         ("model", "x" * 5000),
-        ("device", ""),
+        ("devices", ("",)),
+        ("devices", "cpu"),
         ("visible_devices", ("GPU-1", 2)),
         ("queue_capacity", -1),
         ("queue_capacity", MAX_QUEUE + 1),

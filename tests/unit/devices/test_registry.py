@@ -2,10 +2,12 @@
 
 import pytest
 
-from corral.devices import registry
+from corral.devices import listing, registry
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.device import ReferenceDevice
+from corral.devices.visible import Visible
 from corral.errors import DeviceUnavailable, InvalidArgument
+from fake_nvml import gpu
 
 
 @pytest.mark.parametrize(("name", "kind"), [("reference", ReferenceDevice), ("null", NullDevice)])
@@ -16,10 +18,26 @@ def test_open(name, kind):
         assert device.name == name
 
 
-def test_auto_is_the_cpu():
-    """Without a wish there is the CPU."""
-    assert registry.resolve("auto") == "cpu"
-    assert registry.traits("auto") == registry.traits("cpu")
+OLD, NEW = gpu(1, capability=(7, 5)), gpu(2, capability=(8, 6))
+
+
+@pytest.mark.parametrize(
+    ("cards", "is_installed", "expected"),
+    [
+        ((), True, "cpu"),
+        ((NEW,), True, "cuda:0"),
+        ((NEW,), False, "cpu"),
+        ((OLD,), True, "cpu"),
+        ((OLD, NEW), True, "cuda:1"),
+        ((gpu(3, capability=None),), True, "cuda:0"),
+        (gpu(4, slices=1).slices, True, "cuda:0"),
+    ],
+)
+def test_auto_is_a_card_that_can_be_used_or_the_cpu(cards, is_installed, expected, monkeypatch):
+    """The first on which kernels run, if what they need is installed."""
+    monkeypatch.setattr(listing, "machine_visible", lambda: Visible(tuple(cards)))
+    monkeypatch.setattr(listing, "has_bindings", lambda: is_installed)
+    assert registry.resolve("auto") == expected
 
 
 @pytest.mark.parametrize("name", registry.NAMES)

@@ -363,7 +363,9 @@ class TestTokens:
             model.generate("<|im_end|>", max_tokens=1, parse_special=parse)
             for parse in (False, True)
         ]
-        assert [list(a) and a.statistics.prompt_tokens for a in answers] == [len(plain), 1]
+        for answer in answers:
+            list(answer)
+        assert [answer.statistics.prompt_tokens for answer in answers] == [len(plain), 1]
 
     @pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64])
     def test_integers_of_numpy_are_tokens(self, model, kind):
@@ -470,7 +472,7 @@ class TestEnd:
     def test_a_forgotten_model_warns_and_frees(self, path):
         """A model collected open says so, and gives its memory back."""
         model = Model.load(path, device="reference", context=64)
-        ledger, device = model._parts._ledger, model._parts.device
+        ledger, device = model._opened.ledger, model._opened.loaded.parts[0].device
         with pytest.warns(ResourceWarning, match=r"llama\.gguf was not closed"):
             del model
         gc.collect()
@@ -556,7 +558,7 @@ class TestFailures:
             progress("download", 1, 2)
             return path
 
-        monkeypatch.setattr("corral.engine.model.resolve", fetch)
+        monkeypatch.setattr("corral.engine.opened.resolve", fetch)
         show = lambda stage, *_: stages.append(stage)  # noqa: E731
         Model.load("demo", device="reference", context=64, progress=show).close()
         assert stages[0] == "download"

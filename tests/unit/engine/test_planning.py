@@ -14,7 +14,7 @@ from corral.devices.listing import Listing
 from corral.devices.nvml import Gpu
 from corral.devices.reading import DeviceReading
 from corral.devices.visible import Visible
-from corral.engine import planning
+from corral.engine import planning, targets
 from corral.errors import DeviceUnavailable, InvalidArgument, OutOfMemory
 from corral.gguf import Value, ValueType, open_model, write_model
 from corral.models.footprint import choose_limits, design_model
@@ -200,7 +200,7 @@ def test_names_are_read_alike_everywhere(large, machine, name):
 def test_one_device_by_two_names_without_a_fit(large, monkeypatch):
     """A card that is here is planned for once; cards that are elsewhere may be any."""
     cards = Visible((Gpu(UUID, "Card"), Gpu("GPU-7" + UUID[5:], "Card")))
-    monkeypatch.setattr(planning, "machine_visible", lambda: cards)
+    monkeypatch.setattr(targets, "machine_visible", lambda: cards)
     with pytest.raises(InvalidArgument, match="devices cuda:0 and GPU-6f85 are one"):
         plan(large, device=("cuda:0", "GPU-6f85"))
     assert plan(large, device=("cuda:1", "GPU-6f85")).device == "cuda:1,GPU-6f85"

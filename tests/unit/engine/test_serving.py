@@ -26,8 +26,9 @@ from corral.contract.questions import (
     TokenizeQuestion,
 )
 from corral.engine.model import Model
-from corral.engine.parts import load_parts
+from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
+from corral.engine.targets import Targets
 from corral.errors import Closed, DeviceFault, InvalidArgument, QueueFull, UnsupportedModel
 from growth import live_objects
 from serving import LIMIT_S, Taker, answer, eventually, request, submit
@@ -42,9 +43,9 @@ def serve(paths):
     made = []
 
     def serve_one(*, queue_capacity=128, **settings):
-        chosen = {"device": "reference", "parallel": 2, "context": 128} | settings
-        parts = load_parts(paths["llama"], **chosen)
-        made.append(EngineService(parts, queue_capacity=queue_capacity))
+        sizes = Sizes(**({"parallel": 2, "context": 128} | settings))
+        opened = open_by_name(paths["llama"], Targets.of("reference"), sizes)
+        made.append(EngineService(opened, queue_capacity=queue_capacity))
         return made[-1]
 
     yield serve_one
@@ -317,7 +318,7 @@ def test_a_fault_of_the_device_ends_the_service(service, monkeypatch):
         are_there.wait(LIMIT_S)
         raise DeviceFault("the device fell off the bus")
 
-    monkeypatch.setattr(service._parts.engine._runner, "start", fail)
+    monkeypatch.setattr(service._opened.engine._runner, "start", fail)
     takers = [submit(service, str(n)) for n in range(3)]
     are_there.set()
     assert {taker.finish().reason for taker in takers} == {FinishReason.ERROR}

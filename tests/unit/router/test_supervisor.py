@@ -43,7 +43,7 @@ def nothing_left():
 @contextmanager
 def supervised(path, **changes):
     """Give a worker that is ready; nothing of it is left afterwards."""
-    spec = {"device": "reference", "parallel": 2, "context": 128, "drain_s": 5.0} | changes
+    spec = {"devices": ("reference",), "parallel": 2, "context": 128, "drain_s": 5.0} | changes
     with nothing_left(), supervise(WorkerSpec(model=str(path), **spec)) as worker:
         worker.wait_until_ready(LIMIT_S)
         yield worker
@@ -130,7 +130,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
 def test_a_model_that_does_not_fit_is_not_tried_again(tmp_path):
     """Nothing was allocated, and whoever asks is told what is missing."""
     large = tiny.write(tmp_path / "large.gguf", context_length=1 << 24)
-    spec = WorkerSpec(model=str(large), device="reference", context=1 << 24, parallel=256)
+    spec = WorkerSpec(model=str(large), devices=("reference",), context=1 << 24, parallel=256)
     with nothing_left(), supervise(spec) as worker:
         with pytest.raises(OutOfMemory, match="GiB"):
             worker.wait_until_ready(LIMIT_S)
@@ -259,7 +259,7 @@ PARENT = """
 import sys, time
 from corral.contract.worker import WorkerSpec
 from corral.router.supervisor import supervise
-worker = supervise(WorkerSpec(model=sys.argv[1], device="reference"))
+worker = supervise(WorkerSpec(model=sys.argv[1], devices=("reference",)))
 worker.wait_until_ready(30)
 print(worker.status.pid, flush=True)
 time.sleep(60)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import ModelBuffers, Program, Progress
+from corral.devices.base import NOTHING_SENT, ModelBuffers, Program, Progress, Sent
 from corral.devices.closing import Closing
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.lower import Instruction, lower_graph, write_records
 from corral.devices.cpu.rules import RULES, pack_spec
 from corral.devices.cpu.team import ThreadTeam
 from corral.devices.host import array_at
-from corral.devices.staging import Staging
+from corral.devices.staging import HostRows, Staging
 from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
@@ -82,7 +82,9 @@ class CpuBackend(Closing):
         inputs: Mapping[str, NDArray[Any]],
         outputs: int,
         *,
+        received: Mapping[str, Sent] = NOTHING_SENT,
         chooses: bool = False,
+        sends: bool = False,
     ) -> None:
         """Evaluate one batch before returning.
 
@@ -93,8 +95,16 @@ class CpuBackend(Closing):
         self._require_open()
         assert isinstance(program, CpuProgram)
         program.buffers.require_open()
-        program.staging.write(inputs, outputs)
+        program.staging.write(inputs, outputs, received)
         self._team.run(program.address, program.num_records)
+
+    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
+        """Return rows of an output of the last run, for others to receive.
+
+        Raises:
+            Closed: as `read`.
+        """
+        return HostRows(self.read(program, tensor, rows))
 
     def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
         """Refuse: who asks has the logits."""

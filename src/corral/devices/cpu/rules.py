@@ -16,9 +16,10 @@ from corral.devices.cpu.kernels import (
     select_rows,
 )
 from corral.devices.cpu.lower import Binding, Lowered, Rules
+from corral.devices.node_fields import append_fields, rope_fields, rotation_fields, row_fields
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
-from corral.tensor.ops import Attend, Cap, Embed, Gate, Norm, Op, Rope, Rotation
+from corral.tensor.ops import Attend, Cap, Embed, Gate, Norm, Op, Rope
 from corral.tensor.tensor import Tensor
 
 
@@ -29,18 +30,6 @@ def pack_spec(dtype: DType) -> KernelSpec:
 
 def _planes(coded: Tensor) -> int:
     return quantize.PLANES[coded.dtype]
-
-
-def _rows(at: Binding, node: Tensor) -> dict[str, int]:
-    """Return the fields of a kernel that maps rows of one source to rows of the result."""
-    x = node.sources[0]
-    return {
-        "x": at.address(x),
-        "count": at.count(node),
-        "out": at.address(node),
-        "x_stride": x.row_bytes,
-        "out_stride": node.row_bytes,
-    }
 
 
 def _embed(at: Binding, node: Tensor) -> Lowered:
@@ -62,7 +51,7 @@ def _embed(at: Binding, node: Tensor) -> Lowered:
 def _rms_norm(at: Binding, node: Tensor) -> Lowered:
     attributes = node.attributes
     assert isinstance(attributes, Norm)
-    values = _rows(at, node) | {
+    values = row_fields(at, node) | {
         "weight": at.address(node.sources[1]),
         "groups": node.columns // attributes.group,
         "group": attributes.group,
@@ -74,7 +63,7 @@ def _rms_norm(at: Binding, node: Tensor) -> Lowered:
 def _norm_quantize(at: Binding, node: Tensor) -> Lowered:
     attributes = node.attributes
     assert isinstance(attributes, Norm)
-    values = _rows(at, node) | {
+    values = row_fields(at, node) | {
         "weight": at.address(node.sources[1]),
         "columns": node.columns,
         "epsilon": float_word(attributes.epsilon),
@@ -87,7 +76,7 @@ def _norm_quantize(at: Binding, node: Tensor) -> Lowered:
 
 
 def _quantize(at: Binding, node: Tensor) -> Lowered:
-    values = _rows(at, node) | {"columns": node.columns}
+    values = row_fields(at, node) | {"columns": node.columns}
     return KernelSpec.of(quantize.quantize, planes=_planes(node)), values, quantize.FIELDS
 
 
@@ -153,7 +142,7 @@ def _binary(at: Binding, node: Tensor) -> Lowered:
 
 def _activate(at: Binding, node: Tensor) -> Lowered:
     assert isinstance(node.attributes, Gate)
-    values = _rows(at, node) | {"columns": node.columns}
+    values = row_fields(at, node) | {"columns": node.columns}
     spec = KernelSpec.of(elementwise.activate, activation=node.attributes.activation.name)
     return spec, values, elementwise.UNARY_FIELDS
 
@@ -161,63 +150,31 @@ def _activate(at: Binding, node: Tensor) -> Lowered:
 def _softcap(at: Binding, node: Tensor) -> Lowered:
     assert isinstance(node.attributes, Cap)
     limit = float_word(node.attributes.limit)
-    values = _rows(at, node) | {"columns": node.columns, "limit": limit}
+    values = row_fields(at, node) | {"columns": node.columns, "limit": limit}
     return KernelSpec.of(elementwise.softcap), values, elementwise.SOFTCAP_FIELDS
 
 
 def _rotations(at: Binding, node: Tensor) -> Lowered:
-    positions, frequencies, *factors = node.sources
-    assert isinstance(node.attributes, Rotation)
-    values = {
-        "positions": at.address(positions),
-        "count": at.count(node),
-        "frequencies": at.address(frequencies),
-        "factors": at.address(factors[0]) if factors else 0,
-        "out": at.address(node),
-        "out_stride": node.row_bytes,
-        "pairs": frequencies.columns,
-        "magnitude": float_word(node.attributes.magnitude),
-    }
-    spec = KernelSpec.of(rope.rotations, has_factors=bool(factors))
-    return spec, values, rope.ROTATIONS_FIELDS
+    spec = KernelSpec.of(rope.rotations, has_factors=len(node.sources) > 2)
+    return spec, rotation_fields(at, node), rope.ROTATIONS_FIELDS
 
 
 def _rope(at: Binding, node: Tensor) -> Lowered:
-    rotations = node.sources[1]
     attributes = node.attributes
     assert isinstance(attributes, Rope)
-    values = _rows(at, node) | {
-        "rotations": at.address(rotations),
-        "rotations_stride": rotations.row_bytes,
-        "heads": node.columns // attributes.head_dim,
-    }
     spec = KernelSpec.of(
         rope.rope,
         head_dim=attributes.head_dim,
-        turned=rotations.columns,
+        turned=node.sources[1].columns,
         pairs=attributes.pairs.name,
     )
-    return spec, values, rope.ROPE_FIELDS
+    return spec, rope_fields(at, node), rope.ROPE_FIELDS
 
 
 def _kv_append(at: Binding, node: Tensor) -> Lowered:
-    k, v, state, positions, sequences, tables = node.sources
-    _, _, kv_heads, _, head_dim = state.shape
-    values = {
-        "k": at.address(k),
-        "v": at.address(v),
-        "state": at.address(state),
-        "count": at.count(k),
-        "positions": at.address(positions),
-        "sequences": at.address(sequences),
-        "tables": at.address(tables),
-        "k_stride": k.row_bytes,
-        "v_stride": v.row_bytes,
-        "tables_stride": tables.row_bytes,
-        "kv_heads": kv_heads,
-    }
-    spec = KernelSpec.of(kv_append.kv_append, head_dim=head_dim, dtype=state.dtype.name)
-    return spec, values, kv_append.FIELDS
+    state = node.sources[2]
+    spec = KernelSpec.of(kv_append.kv_append, head_dim=state.shape[-1], dtype=state.dtype.name)
+    return spec, append_fields(at, node), kv_append.FIELDS
 
 
 def _attend(at: Binding, node: Tensor, emit: Emit) -> Lowered:
@@ -263,7 +220,7 @@ def _attention_merge(at: Binding, node: Tensor) -> Lowered:
 
 
 def _select_rows(at: Binding, node: Tensor) -> Lowered:
-    values = _rows(at, node) | {"rows": at.address(node.sources[1]), "columns": node.columns}
+    values = row_fields(at, node) | {"rows": at.address(node.sources[1]), "columns": node.columns}
     return KernelSpec.of(select_rows.select_rows), values, select_rows.FIELDS
 
 

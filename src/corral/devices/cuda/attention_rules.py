@@ -12,6 +12,7 @@ from corral.devices.binding import float_word
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Binding, Launch, ceil_divide
 from corral.devices.cuda.traits import SEGMENTS
+from corral.devices.node_fields import append_fields
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Norm, Op, Rope, RopePairs
 from corral.tensor.tensor import Tensor
@@ -44,21 +45,8 @@ _CACHES = {
 
 def kv_append(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     """Return the launch of KV_APPEND: a block for the keys of a row and one for its values."""
-    k, v, state, positions, sequences, tables = node.sources
-    _, _, kv_heads, _, head_dim = state.shape
-    fields = {
-        "k": at.address(k),
-        "v": at.address(v),
-        "state": at.address(state),
-        "count": at.count(k),
-        "positions": at.address(positions),
-        "sequences": at.address(sequences),
-        "tables": at.address(tables),
-        "k_stride": k.row_bytes,
-        "v_stride": v.row_bytes,
-        "tables_stride": tables.row_bytes,
-        "kv_heads": kv_heads,
-    }
+    k, _, state, *_ = node.sources
+    head_dim, fields = state.shape[-1], append_fields(at, node)
     if state.dtype is DType.Q8_0:
         instance = Instance.of("kv_append", "kv_append_q8_0", head_dim)
     else:

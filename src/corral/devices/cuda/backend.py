@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import ModelBuffers, Program, Progress
+from corral.devices.base import NOTHING_SENT, ModelBuffers, Program, Progress, Sent
 from corral.devices.closing import Closing
 from corral.devices.cuda.compile import architecture
 from corral.devices.cuda.context import Owned
 from corral.devices.cuda.driver import DeviceFacts, Driver
+from corral.devices.cuda.driver_execution import Place
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Launch
 from corral.devices.cuda.lowering import lower_plan
@@ -29,15 +30,17 @@ from corral.devices.cuda.modules import Modules
 from corral.devices.cuda.prefill_launch import Chip
 from corral.devices.cuda.program import CudaProgram, Pass, capture, prepare
 from corral.devices.cuda.traits import DECODE_BUCKETS
+from corral.devices.cuda.transfer import CudaRows
 from corral.devices.cuda.uploading import Uploading
 from corral.devices.cuda.weight_rules import pack
 from corral.devices.host import array_at
-from corral.devices.staging import Counts, Staging
+from corral.devices.staging import Counts, Staging, arrived
 from corral.errors import InternalError
 from corral.interrupts import deferred
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
 from corral.memory.stored import StoredSlot
+from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ class CudaBackend(Closing):
             self._context.keep()
             self._stream = self._own(stack, "stream")
             self._events = [self._own(stack, "event") for _ in range(device.traits.flights)]
+            self._taken = self._own(stack, "event")
             self._modules = Modules(self._context, self._driver)
             stack.callback(self._modules.close)
             self._uploading = Uploading(self._context, self._driver, self._load)
@@ -73,6 +77,8 @@ class CudaBackend(Closing):
         self._under_way: deque[int] = deque()
         """Flights that were started and not read, by number."""
         self._next_flight = 0
+        self._readers: list[int] = []
+        """Events before which others may still read this backend's scratch."""
         self.is_closed = False
 
     def _own(self, stack: ExitStack, kind: str) -> Owned:
@@ -110,7 +116,9 @@ class CudaBackend(Closing):
                 )
                 for bucket, launches in lowered.items()
             )
-        program = CudaProgram(plan, buffers, stagings, passes)
+        program = CudaProgram(
+            plan, buffers, stagings, passes, tuple(plan.graph.leaves(Op.RECEIVED))
+        )
         self._capture(program)
         return program
 
@@ -138,7 +146,9 @@ class CudaBackend(Closing):
         inputs: Mapping[str, NDArray[Any]],
         outputs: int,
         *,
+        received: Mapping[str, Sent] = NOTHING_SENT,
         chooses: bool = False,
+        sends: bool = False,
     ) -> None:
         """Put one evaluation into the stream; two may be under way if both choose tokens.
 
@@ -158,14 +168,18 @@ class CudaBackend(Closing):
         counts = staging.write(inputs, outputs)
         each = program.pass_for(counts.rows)
         to, size = program.buffers.inputs_address(program.plan), program.plan.staging.inputs_bytes
-        with self._context.current(self._stream):
+        with self._context.current(self._stream) as context:
+            self._await_readers()
             driver.enqueue_to_device(to, staging.address, size, stream)
+            for tensor in program.received:
+                self._receive(program, tensor, received, context)
             if each.graph is not None:
                 driver.launch_executable(each.graph.handle, stream)
             else:
                 for launch in each.launches:
                     launch()
-            self._copy_results(program, flight, counts, chooses=chooses)
+            if not sends:
+                self._copy_results(program, flight, counts, chooses=chooses)
             driver.record_event(self._events[flight].handle, stream)
         self._under_way.append(flight)
         self._next_flight = (flight + 1) % len(self._events)
@@ -212,13 +226,70 @@ class CudaBackend(Closing):
         address = program.buffers.staging.address + program.plan.staging.choices(flight)
         return array_at(address, (rows,), np.int32)
 
-    def _wait(self, program: CudaProgram) -> int:
-        """Wait for the oldest flight and return its number; a read one may be read again."""
+    def send(self, program: Program, tensor: Tensor, rows: int) -> CudaRows:
+        """Return rows of an output of the oldest flight that was not read, for others to receive.
+
+        Raises:
+            Closed: after close(), or after a buffer of the model was closed.
+            StaleContext: if other code ended the device's context.
+        """
+        assert isinstance(program, CudaProgram)
         self._require_open()
         program.buffers.require_open()
+        plan, flight = program.plan, self._oldest()
+        address, size = program.buffers.address(plan, tensor), rows * tensor.row_bytes
+        ready = self._events[flight].handle
+        with self._context.current(self._stream) as context:
+            at = Place(context, address)
+
+        def fetch() -> NDArray[np.float32]:
+            to = program.buffers.staging.address + plan.staging.offsets[tensor.name]
+            with self._context.current(self._stream):
+                self._driver.enqueue_to_host(to, address, size, self._stream.handle)
+                self._driver.record_event(ready, self._stream.handle)
+            self._driver.synchronize_event(ready)
+            return array_at(to, (rows, tensor.columns), np.float32)
+
+        return CudaRows(at, size, ready, self._readers.append, fetch)
+
+    def _await_readers(self) -> None:
+        """Put into the stream that it waits for those who read what the last run computed."""
+        for event in self._readers:
+            self._driver.wait_event(event, self._stream.handle)
+        self._readers.clear()
+
+    def _receive(
+        self, program: CudaProgram, tensor: Tensor, received: Mapping[str, Sent], context: int
+    ) -> None:
+        """Put a copy of what another backend sent into the stream."""
+        plan, driver, stream = program.plan, self._driver, self._stream.handle
+        to = program.buffers.address(plan, tensor)
+        sent = received.get(tensor.name)
+        if isinstance(sent, CudaRows):
+            driver.wait_event(sent.ready, stream)
+            if sent.at.context == context:
+                driver.enqueue_copy(to, sent.at.address, sent.size_bytes, stream)
+            else:
+                driver.enqueue_copy_between(Place(context, to), sent.at, sent.size_bytes, stream)
+            driver.record_event(self._taken.handle, stream)
+            sent.hold(self._taken.handle)
+            return
+        rows = arrived((tensor.name,), received)[tensor.name]
+        through = program.buffers.staging.address + plan.staging.offsets[tensor.name]
+        array_at(through, tensor.shape, np.float32)[: len(rows)] = rows
+        driver.enqueue_to_device(to, through, rows.nbytes, stream)
+
+    def _oldest(self) -> int:
+        """Return the number of the oldest flight, which is then read; a read one may be again."""
         if not self._under_way:
             return (self._next_flight - 1) % len(self._events)
-        flight = self._under_way.popleft()
+        return self._under_way.popleft()
+
+    def _wait(self, program: CudaProgram) -> int:
+        """Wait for the oldest flight and return its number."""
+        self._require_open()
+        program.buffers.require_open()
+        flight = self._oldest()
         self._driver.synchronize_event(self._events[flight].handle)
         return flight
 

@@ -24,6 +24,7 @@ from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KernelSources
 from corral.devices.cuda.nvrtc import OPTIONS, Compiled, Nvrtc, Unit
 from corral.devices.cuda.toolchain import Toolchain, machine_toolchain
+from corral.devices.cuda.traits import LEAST_CAPABILITY
 from corral.devices.object_cache import ObjectCache
 from corral.errors import DeviceUnavailable
 from corral.log import logger
@@ -32,7 +33,6 @@ _log = logger(__name__)
 _FORMAT = "corral cubin 1"
 STAGE = "compile"
 """What progress callbacks call it."""
-LEAST_CAPABILITY = (8, 0)
 
 
 def architecture(capability: tuple[int, int]) -> str:

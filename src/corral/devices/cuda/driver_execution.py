@@ -46,6 +46,14 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Memory of a device, and the handle of the context it is in."""
+
+    context: int
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLimits:
     """What kernels are fitted to."""
 
@@ -152,6 +160,10 @@ class ExecutionDriver(Protocol):
 
     def enqueue_copy(self, to: int, source: int, size_bytes: int, stream: int) -> None:
         """Copy within the device, in a stream."""
+        ...
+
+    def enqueue_copy_between(self, to: Place, source: Place, size_bytes: int, stream: int) -> None:
+        """Copy from the memory of one device to that of another, in a stream."""
         ...
 
 
@@ -291,6 +303,15 @@ class LibraryExecution(LibraryCalls):
     def enqueue_copy(self, to: int, source: int, size_bytes: int, stream: int) -> None:
         """Call `cuMemcpyDtoDAsync`."""
         self._call(self._api.cuMemcpyDtoDAsync, to, source, size_bytes, stream)
+
+    def enqueue_copy_between(self, to: Place, source: Place, size_bytes: int, stream: int) -> None:
+        """Call `cuMemcpyPeerAsync`; where cards do not reach each other, it goes over the host."""
+        api = self._api
+        ends = (
+            *(to.address, api.CUcontext(to.context)),
+            *(source.address, api.CUcontext(source.context)),
+        )
+        self._call(api.cuMemcpyPeerAsync, *ends, size_bytes, stream)
 
 
 class _LibraryLaunch:

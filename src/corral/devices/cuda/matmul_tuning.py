@@ -5,6 +5,7 @@ for integers were measured; those for F16 follow an estimate of what bounds them
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 from corral.devices.cuda.instance import Kernel
 from corral.devices.cuda.matmul_launch import (
@@ -37,6 +38,7 @@ def wants_half_rows(product: Product) -> bool:
     return product.batch >= HALF_BATCH[product.planes]
 
 
+@lru_cache(maxsize=1024)  # every layer asks for the same few
 def choose(product: Product, processors: int, shared_limit: int) -> Kernel:
     """Return the kernel for a product; `shared_limit` is the most that a block may have.
 
@@ -48,9 +50,8 @@ def choose(product: Product, processors: int, shared_limit: int) -> Kernel:
             product, processors, _stream_tuning(product, processors), shared_limit
         )
     if product.planes == 0:
-        return min(_half_tiles(product, shared_limit), key=lambda x: _cost(product, processors, x))[
-            1
-        ]
+        cuts = _half_tiles(product, shared_limit)
+        return min(cuts, key=lambda cut: _cost(product, processors, cut))[1]
     return _fitting_tile(product, _tile_tuning(product, processors), shared_limit)
 
 

@@ -17,6 +17,7 @@ from corral.devices.cuda.launch import Launch
 from corral.devices.cuda.modules import Modules
 from corral.devices.staging import Staging
 from corral.memory.plan import Plan
+from corral.tensor.tensor import Tensor
 
 _WORD_BYTES = 8
 
@@ -41,6 +42,8 @@ class CudaProgram:
     """One a flight; flights take turns."""
     passes: tuple[Pass, ...]
     """By bucket, ascending."""
+    received: tuple[Tensor, ...] = ()
+    """What it reads of other backends' outputs."""
 
     def pass_for(self, rows: int) -> Pass:
         """Return the pass of the smallest bucket that holds so many rows."""

@@ -15,8 +15,9 @@ from corral.devices.cuda.launch import (
     ceil_divide,
 )
 from corral.devices.cuda.matmul_rules import matmul
+from corral.devices.node_fields import rope_fields, rotation_fields, row_fields
 from corral.quant.packed import LAYOUTS
-from corral.tensor.ops import Cap, Embed, Gate, Norm, Op, Rope, RopePairs, Rotation
+from corral.tensor.ops import Cap, Embed, Gate, Norm, Op, Rope, RopePairs
 from corral.tensor.tensor import Tensor
 
 _WARP = 32
@@ -32,18 +33,6 @@ def _elements(at: Binding, node: Tensor) -> tuple[Size, Size]:
     """Return grid and block of kernels with four columns a thread."""
     grid = (at.rows(node), ceil_divide(node.columns, _ELEMENT_COLUMNS), 1)
     return grid, (_ELEMENT_THREADS, 1, 1)
-
-
-def _rows(at: Binding, node: Tensor) -> dict[str, int]:
-    """Return the fields of a kernel that maps rows of one source to rows of the result."""
-    x = node.sources[0]
-    return {
-        "x": at.address(x),
-        "count": at.count(node),
-        "out": at.address(node),
-        "x_stride": x.row_bytes,
-        "out_stride": node.row_bytes,
-    }
 
 
 def _embed(at: Binding, node: Tensor) -> tuple[Launch, ...]:
@@ -79,7 +68,7 @@ def _rms_norm(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     assert isinstance(attributes, Norm)
     x, weight = node.sources
     epsilon = float_word(attributes.epsilon)
-    fields = _rows(at, node) | {"weight": at.address(weight)}
+    fields = row_fields(at, node) | {"weight": at.address(weight)}
     if attributes.group < node.columns or node.columns % 4:
         groups = node.columns // attributes.group
         fields |= {"groups": groups, "group": attributes.group, "epsilon": epsilon}
@@ -97,7 +86,7 @@ def _norm_quantize(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     assert isinstance(attributes, Norm)
     assert attributes.group == node.columns, "no model quantizes a norm of parts of its rows"
     x, weight = node.sources
-    fields = _rows(at, node) | {
+    fields = row_fields(at, node) | {
         "weight": at.address(weight),
         "columns": node.columns,
         "epsilon": float_word(attributes.epsilon),
@@ -111,7 +100,7 @@ def _norm_quantize(at: Binding, node: Tensor) -> tuple[Launch, ...]:
 def _unary(
     at: Binding, node: Tensor, function: str, *arguments: int | bool | str, limit: float = 0.0
 ) -> tuple[Launch, ...]:
-    fields = _rows(at, node) | {"columns": node.columns, "limit": float_word(limit)}
+    fields = row_fields(at, node) | {"columns": node.columns, "limit": float_word(limit)}
     instance = Instance.of("elementwise", function, *arguments)
     return (Launch(instance, *_elements(at, node), fields),)
 
@@ -172,42 +161,25 @@ def _gated_quantize(at: Binding, node: Tensor) -> tuple[Launch, ...]:
 
 
 def _rotations(at: Binding, node: Tensor) -> tuple[Launch, ...]:
-    positions, frequencies, *factors = node.sources
-    assert isinstance(node.attributes, Rotation)
-    fields = {
-        "positions": at.address(positions),
-        "count": at.count(node),
-        "frequencies": at.address(frequencies),
-        "factors": at.address(factors[0]) if factors else 0,
-        "out": at.address(node),
-        "out_stride": node.row_bytes,
-        "pairs": frequencies.columns,
-        "magnitude": float_word(node.attributes.magnitude),
-    }
-    instance = Instance.of("rope", "rotations", bool(factors))
-    threads = min(128, _WARP * ceil_divide(frequencies.columns, _WARP))
-    return (Launch(instance, (at.rows(node), 1, 1), (threads, 1, 1), fields),)
+    instance = Instance.of("rope", "rotations", len(node.sources) > 2)
+    threads = min(128, _WARP * ceil_divide(node.sources[1].columns, _WARP))
+    grid = (at.rows(node), 1, 1)
+    return (Launch(instance, grid, (threads, 1, 1), rotation_fields(at, node)),)
 
 
 def _rope(at: Binding, node: Tensor) -> tuple[Launch, ...]:
-    rotations = node.sources[1]
     attributes = node.attributes
     assert isinstance(attributes, Rope)
-    fields = _rows(at, node) | {
-        "rotations": at.address(rotations),
-        "rotations_stride": rotations.row_bytes,
-        "heads": node.columns // attributes.head_dim,
-    }
     are_neighbours = attributes.pairs is RopePairs.NEIGHBOURS
-    arguments = (attributes.head_dim, rotations.columns, are_neighbours)
+    arguments = (attributes.head_dim, node.sources[1].columns, are_neighbours)
     grid = (at.rows(node), ceil_divide(node.columns // 2, _ROPE_THREADS), 1)
     instance = Instance.of("rope", "rope", *arguments)
-    return (Launch(instance, grid, (_ROPE_THREADS, 1, 1), fields),)
+    return (Launch(instance, grid, (_ROPE_THREADS, 1, 1), rope_fields(at, node)),)
 
 
 def _select_rows(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     x, rows = node.sources
-    fields = _rows(at, node) | {"rows": at.address(rows), "columns": node.columns}
+    fields = row_fields(at, node) | {"rows": at.address(rows), "columns": node.columns}
     instance = Instance.of("elementwise", "select_rows", at.is_aligned(x, node))
     return (Launch(instance, *_elements(at, node), fields),)
 

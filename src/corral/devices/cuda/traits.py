@@ -4,6 +4,8 @@ from corral.memory.traits import DeviceTraits
 from corral.quant.packed import CPU_INTERLEAVE
 from corral.tensor.ops import Op
 
+LEAST_CAPABILITY = (8, 0)
+"""Of cards that the kernels run on: Ampere and newer."""
 GRANULARITY = 2 << 20
 """What the driver rounds every allocation up to, as measured (decision 6)."""
 _RECORD_BYTES = 256

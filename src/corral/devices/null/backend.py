@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import Device, ModelBuffers, Program, Progress
+from corral.devices.base import NOTHING_SENT, Device, ModelBuffers, Program, Progress, Sent
 from corral.devices.closing import Closing
 from corral.devices.null.traffic import traffic
-from corral.devices.staging import count
+from corral.devices.staging import HostRows, arrived, count
 from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
@@ -78,7 +78,9 @@ class NullBackend(Closing):
         inputs: Mapping[str, NDArray[Any]],
         outputs: int,
         *,
+        received: Mapping[str, Sent] = NOTHING_SENT,
         chooses: bool = False,
+        sends: bool = False,
     ) -> None:
         """Check and count one evaluation.
 
@@ -90,7 +92,10 @@ class NullBackend(Closing):
         assert isinstance(program, NullProgram)
         program.buffers.require_open()
         graph, layout = program.plan.graph, program.buffers.weights_layout
-        counts = count(graph.leaves(Op.INPUT), inputs, outputs)
+        names = [tensor.name for tensor in graph.leaves(Op.RECEIVED)]
+        inputs = {**inputs, **arrived(names, received)}
+        leaves = (*graph.leaves(Op.INPUT), *graph.leaves(Op.RECEIVED))
+        counts = count(leaves, inputs, outputs)
         before = self._statistics
         self._statistics = replace(
             before,
@@ -99,6 +104,14 @@ class NullBackend(Closing):
             bytes_moved=before.bytes_moved
             + sum(traffic(node, layout, inputs, counts) for node in graph),
         )
+
+    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
+        """Return zeros for others to receive.
+
+        Raises:
+            Closed: after close().
+        """
+        return HostRows(self.read(program, tensor, rows))
 
     def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
         """Refuse: who asks has the logits."""

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import Device, ModelBuffers, Program, Progress
+from corral.devices.base import NOTHING_SENT, Device, ModelBuffers, Program, Progress, Sent
 from corral.devices.closing import Closing
 from corral.devices.host import array_at
 from corral.devices.reference.ops import KERNELS, Kernel
 from corral.devices.reference.storage import tensor_array
-from corral.devices.staging import Counts, Staging
+from corral.devices.staging import Counts, HostRows, Staging
 from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.plan import Plan
@@ -91,7 +91,9 @@ class ReferenceBackend(Closing):
         inputs: Mapping[str, NDArray[Any]],
         outputs: int,
         *,
+        received: Mapping[str, Sent] = NOTHING_SENT,
         chooses: bool = False,
+        sends: bool = False,
     ) -> None:
         """Evaluate one batch before returning.
 
@@ -102,9 +104,17 @@ class ReferenceBackend(Closing):
         self._require_open()
         assert isinstance(program, ReferenceProgram)
         program.buffers.require_open()
-        counts = program.staging.write(inputs, outputs)
+        counts = program.staging.write(inputs, outputs, received)
         for step in program.steps:
             step.run(counts)
+
+    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
+        """Return rows of an output of the last run, for others to receive.
+
+        Raises:
+            Closed: as `read`.
+        """
+        return HostRows(self.read(program, tensor, rows))
 
     def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
         """Refuse: who asks has the logits."""

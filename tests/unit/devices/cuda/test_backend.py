@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 import tiny
-from corral.devices.context_cost import ContextCost
-from corral.devices.cuda.compile import Cubin, Usage
-from corral.devices.cuda.contexts import Contexts
-from corral.devices.cuda.opening import device_of
 from corral.devices.cuda.traits import DECODE_BUCKETS
-from corral.devices.nvml import NvmlMemory
-from corral.devices.reading import Sources
 from corral.engine.engine import Engine
 from corral.engine.runner import Runner
 from corral.errors import Closed, InternalError, OutOfMemory, StaleContext
@@ -20,31 +14,11 @@ from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
 from corral.models.footprint import Limits
 from corral.quant.types import DType
-from fake_driver import CONTEXT_BYTES, TOTAL_BYTES, FakeDriver
-from fake_nvml import FakeNvml
+from fake_driver import CONTEXT_BYTES, FakeDriver
 from loaded import load_model, prompt, sampler
+from played_cards import cards
 
 LIMITS = Limits(context=512, parallel=4, kv_type="f16", chunk=256, outputs=8)
-
-
-class PlayedCompiler:
-    """Gives each kernel a cubin that the played driver takes."""
-
-    def request(self, instances, arch, progress=None):
-        assert arch == "sm_90a"
-        return {one: Cubin(one.name, Usage(), "", one.name.encode()) for one in instances}
-
-
-class LiveNvml(FakeNvml):
-    """Tells what the played driver shows."""
-
-    def __init__(self, driver):
-        super().__init__()
-        self._driver = driver
-
-    def memory(self, uuid):
-        used = self._driver.used(0)
-        return NvmlMemory(TOTAL_BYTES, 0, TOTAL_BYTES - used, used)
 
 
 @pytest.fixture
@@ -59,11 +33,7 @@ def driver():
 @pytest.fixture
 def device(driver):
     """Return a device whose kernels need no compiler."""
-    sources = Sources(host=lambda: None, nvml=LiveNvml(driver))
-    cost = ContextCost(CONTEXT_BYTES, is_measured=True)
-    opened = device_of("cuda:0", Contexts(driver), lambda: sources, cost=lambda card: cost)
-    opened.compiler = PlayedCompiler()
-    with opened:
+    with cards(driver)[0] as opened:
         yield opened
 
 
@@ -83,7 +53,7 @@ def model(path, device):
 
 def inputs(model, rows):
     """Return the inputs of a batch of one sequence each."""
-    blocks = model.programs[0].plan.graph.shape_class.blocks
+    blocks = model.parts[0].program.plan.graph.shape_class.blocks
     numbers = np.arange(rows, dtype=np.int32)
     tables = np.zeros((min(rows, LIMITS.parallel), blocks), np.int32)
     return {
@@ -96,12 +66,12 @@ def inputs(model, rows):
 
 
 def run(model, rows, **options):
-    model.backend.run(model.programs[0], inputs(model, rows), min(rows, 4), **options)
+    model.parts[0].backend.run(model.parts[0].program, inputs(model, rows), min(rows, 4), **options)
 
 
 def read(model):
-    program = model.programs[0]
-    return model.backend.read(program, program.plan.graph.outputs[0], 1)
+    program = model.parts[0].program
+    return model.parts[0].backend.read(program, program.plan.graph.outputs[0], 1)
 
 
 def test_a_step_is_one_graph(driver, model):
@@ -121,7 +91,7 @@ def test_a_step_is_one_graph(driver, model):
 
 def test_buckets_up_to_the_sequences_are_captured(driver, model):
     """Steps in which every sequence goes on by a token, and no others."""
-    captured = [each.bucket for each in model.programs[0].passes if each.graph is not None]
+    captured = [each.bucket for each in model.parts[0].program.passes if each.graph is not None]
     assert captured == [bucket for bucket in DECODE_BUCKETS if bucket <= LIMITS.parallel]
 
 
@@ -129,23 +99,23 @@ def test_nothing_is_made_by_a_step(driver, model):
     """Neither memory nor records nor handles."""
     run(model, 1)
     read(model)
-    made, records = len(driver._handles), model.programs[0].buffers.records.statistics()
+    made, records = len(driver._handles), model.parts[0].program.buffers.records.statistics()
     for rows in (1, 2, 4, 200, 1):
         run(model, rows)
         read(model)
     assert len(driver._handles) == made
-    assert model.programs[0].buffers.records.statistics() == records
+    assert model.parts[0].program.buffers.records.statistics() == records
 
 
 def test_the_record_pool_is_as_large_as_lowering_needs(model):
     """Not a record too few; the plan counts at most one for each launch."""
-    statistics = model.programs[0].buffers.records.statistics()
+    statistics = model.parts[0].program.buffers.records.statistics()
     assert 0 < statistics.used <= statistics.capacity
 
 
 def test_two_that_choose_may_be_under_way(driver, model):
     """Each with inputs of its own, so that the second does not write over the first's."""
-    program = model.programs[0]
+    program = model.parts[0].program
     run(model, 1, chooses=True)
     run(model, 2, chooses=True)
     first, second = (staging._arrays["tokens"] for staging in program.stagings)
@@ -153,15 +123,15 @@ def test_two_that_choose_may_be_under_way(driver, model):
     assert first.ctypes.data != second.ctypes.data
     with pytest.raises(InternalError, match="read one first"):
         run(model, 1, chooses=True)
-    assert model.backend.choices(program, 1).shape == (1,)
-    assert model.backend.choices(program, 2).shape == (2,)
+    assert model.parts[0].backend.choices(program, 1).shape == (1,)
+    assert model.parts[0].backend.choices(program, 2).shape == (2,)
 
 
 def test_what_is_copied_back_is_what_was_asked_for(driver, model):
     """Chosen tokens only, or rows of logits."""
     driver.calls.clear()
     run(model, 2, chooses=True)
-    model.backend.choices(model.programs[0], 2)
+    model.parts[0].backend.choices(model.parts[0].program, 2)
     run(model, 2)
     read(model)
     assert driver.calls.count("enqueue_to_host") == 2
@@ -169,7 +139,7 @@ def test_what_is_copied_back_is_what_was_asked_for(driver, model):
 
 def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
     """The engine takes them as they are, and feeds the next evaluation before it has them."""
-    program, groups = model.programs[0], model.design.kv.groups
+    program, groups = model.parts[0].program, model.design.kv.groups
     chosen = program.buffers.choices_address(program.plan)
 
     def play(launch):
@@ -177,7 +147,7 @@ def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
             driver._touch("play", chosen, 4)[:] = (7).to_bytes(4, "little")
 
     driver.executes = play
-    engine = Engine(Runner(model.backend, program, groups), groups, context=LIMITS.context)
+    engine = Engine(Runner(model.parts, groups), groups, context=LIMITS.context)
     greedy = sampler(temperature=0.0)
     sequence = engine.submit(prompt(5), sampler=greedy, max_tokens=6)
     while sequence.finish_reason is None:
@@ -208,7 +178,7 @@ def test_weights_are_packed_on_the_card(driver, device, path):
         sources.add(launch.fields[0]) if "::pack<" in launch.name else None
     )
     with closing(load_model(path, LIMITS, device, Ledger())) as model:
-        scratch = model.programs[0].buffers.scratch
+        scratch = model.parts[0].program.buffers.scratch
         assert sources
         assert all(0 <= at - scratch.address < scratch.size_bytes for at in sources)
 
@@ -241,7 +211,7 @@ def test_a_reset_by_others_is_noticed(driver, device, path):
 
 def test_staging_holds_inputs_of_each_flight_and_results(model):
     """They lie one behind the other, in pinned memory of the model."""
-    plan, buffers = model.programs[0].plan, model.programs[0].buffers
+    plan, buffers = model.parts[0].program.plan, model.parts[0].program.buffers
     layout = plan.staging
     logits = plan.graph.outputs[0]
     assert layout.offsets[logits.name] == 2 * layout.inputs_bytes

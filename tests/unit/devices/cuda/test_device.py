@@ -19,7 +19,8 @@ from corral.devices.cuda.opening import device_of
 from corral.devices.nvml import MigSlice, NvmlMemory
 from corral.devices.packing import pack_rows
 from corral.devices.reading import Sources
-from corral.engine.load import held_by_driver, hold_file
+from corral.engine.holding import held_by_driver
+from corral.engine.load import hold_file
 from corral.errors import Closed, DeviceUnavailable, OutOfMemory, StaleContext
 from corral.gguf import open_model
 from corral.memory.ledger import Ledger

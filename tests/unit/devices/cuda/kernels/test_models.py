@@ -29,12 +29,12 @@ def instances():
     prepare_common("matmul", "elementwise", "embed", "pack")
 
 
-def logits(path, device):
+def logits(path, device, layers=()):
     """Return the logits after a prompt in chunks, the last of one token, and after a short one.
 
     One token is generated of each, since a near tie may be decided otherwise by rounding.
     """
-    loaded = Loaded(path, device, LIMITS)
+    loaded = Loaded(path, device, LIMITS, layers=layers)
     recorder = Recorder.on(loaded)
     sequences = [loaded.submit(prompt(length), 1, temperature=0) for length in (33, 5, 9)]
     loaded.finish(*sequences)
@@ -71,3 +71,15 @@ def test_tuned_products(tmp_path, family):
     with EmulatedDevice(traits=traits, chip=TUNED) as emulated:
         actual = logits(path, emulated)
     assert nmse(actual, expected) <= 5e-4
+
+
+@pytest.mark.parametrize("way", ["narrow", "wide"])
+def test_parts_give_the_answer_of_the_whole(tmp_path, way):
+    """A model over two cards computes what it computes on one, to the bit."""
+    table = tiny.tensors(layers=3, dtype=DType.Q8_0)
+    path = tiny.write(tmp_path / "m.gguf", table=table, block_count=3)
+    traits = replace(cuda_traits(0), **SPLIT, narrow_rows=4 if way == "wide" else 128)
+    with EmulatedDevice(traits=traits) as one, EmulatedDevice(traits=traits) as other:
+        whole = logits(path, one)
+        parts = logits(path, (one, other), (range(1), range(1, 3)))
+    assert np.array_equal(parts, whole)

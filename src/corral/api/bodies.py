@@ -1,0 +1,111 @@
+"""Reads a request's JSON body within limits of size, time and depth, into one of `schema.py`."""
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from corral.api.errors import Problem, Refused, refused
+from corral.api.settings import Limits
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_PLACE = re.compile(r" - at `\$\.?(.*?)`$")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+
+
+async def read(request: Request, kind: type[_T], limits: Limits) -> _T:
+    """Return the body of a request as one of the schema's types.
+
+    Raises:
+        Refused: it is too large, too slow, no JSON, too deep, or a field has a wrong type.
+    """
+    # A page elsewhere can post text without being asked first, but no JSON. Who is no page, such as
+    # `curl -d`, may call the body what it likes.
+    if _is_from_page(request) and not _says_json(request):
+        raise refused(415, "expected Content-Type: application/json", code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise refused(415, "expected a body without Content-Encoding", code="unsupported_encoding")
+    return decode(await _bytes_of(request, limits), kind, depth=limits.json_depth)
+
+
+def _is_from_page(request: Request) -> bool:
+    return any(name in request.headers for name in ("origin", "sec-fetch-site", "referer"))
+
+
+def _says_json(request: Request) -> bool:
+    content_type = request.headers.get("content-type", "")
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+async def _bytes_of(request: Request, limits: Limits) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):
+        raise _too_large(limits)
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(limits.body_s):
+            while True:
+                message = await request.receive()
+                if message["type"] != "http.request":
+                    raise refused(400, "the body ended early", code="incomplete_body")
+                piece = message.get("body", b"")
+                size += len(piece)
+                if size > limits.body_bytes:
+                    raise _too_large(limits)
+                pieces.append(piece)
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+    except TimeoutError:
+        text = f"the body took longer than {limits.body_s:g} s"
+        problem = Problem(408, text, code="request_timeout", headers={"Connection": "close"})
+        raise Refused(problem) from None
+
+
+def _too_large(limits: Limits) -> Refused:
+    text = f"the body is larger than {limits.body_bytes} bytes"
+    # The rest of the body is not read: the connection cannot go on.
+    problem = Problem(413, text, code="body_too_large", headers={"Connection": "close"})
+    return Refused(problem)
+
+
+def decode(body: bytes, kind: type[_T], *, depth: int) -> _T:
+    """Return a JSON body as a typed object.
+
+    Raises:
+        Refused: naming the field that has a wrong type, or what is wrong with the JSON.
+    """
+    if is_deeper(body, depth):
+        raise refused(
+            400, f"the JSON is malformed or nested deeper than {depth}", code="invalid_json"
+        )
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        place = _PLACE.search(str(error))
+        told = _PLACE.sub("", str(error)).replace("`", "")
+        where = place[1] if place else ""
+        message = f"{where or 'the body'}: {told[0].lower()}{told[1:]}"
+        raise refused(400, message, code="invalid_type", param=where or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        told = str(error) if isinstance(error, msgspec.DecodeError) else "it is no UTF-8"
+        raise refused(400, f"the body is no JSON: {told}", code="invalid_json") from None
+
+
+def is_deeper(body: bytes, depth: int) -> bool:
+    """Whether brackets nest deeper than so many levels; unbalanced ones count as deep.
+
+    Levels are taken away from the inside, all pairs of one level at once, so that megabytes of
+    brackets cost no loop over them.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return False
+    left = _STRING.sub(b"", body).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(depth):
+        if not left:
+            return False
+        left = left.replace(b"[]", b"")
+    return bool(left)

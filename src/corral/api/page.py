@@ -1,0 +1,21 @@
+"""The page at `/`: files of the package, the same for everybody, so no key is asked for them."""
+
+from pathlib import Path
+
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+
+_FOLDER = Path(__file__).parent / "static"
+
+
+def mounts() -> list[BaseRoute]:
+    """Return what serves the page, to be looked at after all other routes."""
+    if not _FOLDER.is_dir():
+        return []
+    return [Mount("/", StaticFiles(directory=_FOLDER, html=True), name="page")]
+
+
+def paths() -> frozenset[str]:
+    """Return the paths of the page and its files."""
+    found = (path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*") if path.is_file())
+    return frozenset({"/", *(f"/{path}" for path in found)})

@@ -1,0 +1,193 @@
+"""A model opened by name, with all that answers are made of: engine, tokenizer, template, samplers.
+
+The library's `Model` and the service are two ways to drive the same.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from math import prod
+from pathlib import Path
+
+from corral.devices import registry
+from corral.devices.base import Device, Progress
+from corral.engine.engine import Engine
+from corral.engine.holding import held_by_driver
+from corral.engine.load import LoadedModel, load_split
+from corral.engine.runner import Runner
+from corral.engine.samplers import Samplers
+from corral.engine.targets import Targets
+from corral.engine.templates import chat_template
+from corral.gguf import Metadata, ModelFile, open_model
+from corral.hub.resolve import resolve
+from corral.interrupts import deferred
+from corral.memory.ledger import Ledger, LedgerEntry
+from corral.models.footprint import choose_limits, write_graph
+from corral.text.template import ChatTemplate
+from corral.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much work a model is opened for."""
+
+    context: int | None = None
+    """Tokens of one sequence; None is the model's own, at most 4096."""
+    parallel: int = 1
+    """Sequences at once."""
+    kv_type: str = "f16"
+    kv_blocks: int | None = None
+    """Blocks of the KV cache; None is enough for `parallel` full sequences."""
+    chunk_beside: int | None = None
+    """Prompt tokens of a step at most while sequences decode; None is what suits the devices."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedModel:
+    """Everything of a model that lives until it is closed."""
+
+    name: str
+    metadata: Metadata
+    tokenizer: Tokenizer
+    devices: tuple[Device, ...]
+    """Those that compute some of its layers, in order."""
+    loaded: LoadedModel
+    engine: Engine
+    num_parameters: int
+    ledger: Ledger
+    _closing: ExitStack
+
+    @property
+    def device(self) -> str:
+        """The names of its devices, with commas between them."""
+        return ",".join(device.name for device in self.devices)
+
+    @property
+    def context(self) -> int:
+        """Tokens one sequence may hold, prompt and answer together."""
+        return self.loaded.design.limits.context
+
+    @property
+    def parallel(self) -> int:
+        """Sequences at once."""
+        return self.loaded.design.limits.parallel
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens, and of logits a row."""
+        return self.loaded.design.hyper.vocabulary
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that exist on its devices now."""
+        return sum(device.allocated_bytes for device in self.devices)
+
+    @cached_property
+    def samplers(self) -> Samplers:
+        """Makes the samplers of answers; for one thread."""
+        return Samplers(self.tokenizer, self.vocabulary_size)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            TemplateError: if the file has none, or one that cannot be used.
+        """
+        return chat_template(self.metadata, self.tokenizer)
+
+    def memory(self) -> tuple[LedgerEntry, ...]:
+        """Return every byte the model holds, and those of its devices' contexts."""
+        contexts = chain.from_iterable(map(held_by_driver, self.devices))
+        return (*self.ledger.statistics(), *contexts)
+
+    def close(self) -> None:
+        """Give every byte back; a second call does nothing."""
+        with deferred:
+            self._closing.close()
+
+
+def open_by_name(
+    name: str | Path,
+    targets: Targets,
+    sizes: Sizes,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> OpenedModel:
+    """Find a model, open its devices and load it with what belongs to it; all of it or nothing.
+
+    Raises:
+        UsageError: if the name or a setting is wrong.
+        ModelError: if the file is at fault.
+        DownloadError: if the model could not be fetched.
+        OutOfMemory: if it does not fit; nothing of it is left.
+    """
+    with ExitStack() as stack:
+        # What can be refused now is: a wrong setting shall not wait for a download.
+        devices = [_open(target, threads, stack) for target in targets.names]
+        path, ledger = resolve(name, progress=progress), Ledger()
+        with open_model(path) as file, ThreadPoolExecutor(1) as beside:
+            metadata = file.metadata
+            words = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
+            used, loaded = _load(file, targets, devices, sizes, ledger, progress)
+            stack.callback(loaded.close)
+            num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
+            tokenizer = words.result()
+        return OpenedModel(
+            name=path.name,
+            metadata=metadata,
+            tokenizer=tokenizer,
+            devices=used,
+            loaded=loaded,
+            engine=_engine(loaded, sizes.chunk_beside),
+            num_parameters=num_parameters,
+            ledger=ledger,
+            _closing=stack.pop_all(),
+        )
+
+
+def _open(name: str, threads: int | None, stack: ExitStack) -> Device:
+    device = registry.open(name, threads=threads)
+    stack.callback(device.close)
+    return device
+
+
+def _load(
+    file: ModelFile,
+    targets: Targets,
+    devices: Sequence[Device],
+    sizes: Sizes,
+    ledger: Ledger,
+    progress: Progress | None,
+) -> tuple[tuple[Device, ...], LoadedModel]:
+    """Load a model on those of its devices that get layers."""
+    traits = [device.traits for device in devices]
+    limits = choose_limits(
+        file.metadata,
+        context=sizes.context,
+        parallel=sizes.parallel,
+        kv_type=sizes.kv_type,
+        chunk=max(one.chunk_tokens for one in traits),
+        kv_blocks=sizes.kv_blocks,
+    )
+    design = write_graph(file.metadata, file.tensors, limits)
+    runs = targets.layers(design, traits)
+    used = [(device, run) for device, run in zip(devices, runs, strict=True) if run]
+    on, layers = tuple(device for device, _run in used), [run for _device, run in used]
+    return on, load_split(file, design, on, layers, ledger, progress=progress)
+
+
+def _engine(loaded: LoadedModel, chunk_beside: int | None) -> Engine:
+    """Return an engine that disturbs those who decode no more than the slowest device must."""
+    groups = loaded.design.kv.groups
+    suiting = min(part.plan.traits.chunk_beside_tokens for part in loaded.parts)
+    return Engine(
+        Runner(loaded.parts, groups),
+        groups,
+        context=loaded.design.limits.context,
+        chunk_beside=chunk_beside or suiting,
+    )

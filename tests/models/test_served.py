@@ -1,0 +1,186 @@
+"""`corral serve` with a tiny model and its real worker, asked over a socket."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx
+import openai
+import psutil
+import pytest
+
+import tiny
+
+LONG = {"prompt": "th", "max_tokens": 240, "ignore_eos": True, "seed": 3}
+MANY = {**LONG, "stream": True}
+
+
+class Served:
+    """A running `corral serve`."""
+
+    def __init__(self, process, url):
+        self.process = process
+        self.url = url
+
+    def post(self, path, **fields):
+        """Return the response to a JSON body."""
+        return httpx.post(f"{self.url}{path}", json=fields, timeout=60)
+
+    def status(self):
+        """Return what the page is told."""
+        return httpx.get(f"{self.url}/corral/status", timeout=60).json()
+
+    def worker(self):
+        """Return the worker's process."""
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+    def until(self, is_so, seconds=60.0):
+        """Wait until something is so."""
+        end = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < end, "it did not become so"
+            time.sleep(0.02)
+
+
+@contextmanager
+def serving(path, cache, *more):
+    """Serve a file on the device that needs no compiler, until the end of the block."""
+    command = [sys.executable, "-m", "corral", "serve", "-m", str(path), "--device", "reference"]
+    found = os.pathsep.join(part for part in sys.path if part)
+    environment = os.environ | {"PYTHONPATH": found, "CORRAL_CACHE": str(cache), "CORRAL_LOG": ""}
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--parallel", "2", "--json", *more],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        yield Served(process, told["url"])
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Return a server of a tiny model, one for all tests of this file."""
+    folder = tmp_path_factory.mktemp("served")
+    path = tiny.write(folder / "tiny.gguf")
+    with serving(path, folder / "cache", "--queue", "0") as running:
+        yield running
+
+
+def pieces(response):
+    """Yield the JSON of a stream's events."""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_openai_client(server):
+    """OpenAI's client gets the same answer whole and streamed, with counts and logprobs."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        asked = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 12,
+            "seed": 1,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "extra_body": {"ignore_eos": True},
+        }
+        whole = client.chat.completions.create(**asked)
+        parts = list(
+            client.chat.completions.create(
+                **asked, stream=True, stream_options={"include_usage": True}
+            )
+        )
+    text = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    assert text == whole.choices[0].message.content
+    assert whole.usage.completion_tokens == parts[-1].usage.completion_tokens == 12
+    assert len(whole.choices[0].logprobs.content) == 12
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_answers_do_not_depend_on_who_else_asks(server):
+    """Two choices are two seeds; each is what it would be alone."""
+    asked = {"prompt": "th", "max_tokens": 20, "ignore_eos": True}
+    both = server.post("/v1/completions", **asked, n=2, seed=5).json()["choices"]
+    alone = [
+        server.post("/v1/completions", **asked, seed=seed).json()["choices"][0]["text"]
+        for seed in (5, 6)
+    ]
+    assert [choice["text"] for choice in both] == alone
+
+
+def test_tokens_and_templates(server):
+    """Tokens, text and template are those of the file."""
+    tokens = server.post("/tokenize", content="the th").json()["tokens"]
+    assert server.post("/detokenize", tokens=tokens).json() == {"content": "the th"}
+    rendered = server.post("/apply-template", messages=[{"role": "user", "content": "Hi"}])
+    assert rendered.json()["prompt"].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_prompt_that_does_not_fit(server):
+    """The client is told how long its prompt is and what would fit."""
+    response = server.post("/v1/completions", prompt="ab" * 200)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (400, tiny.CONTEXT)
+
+
+def test_a_client_that_leaves_gives_its_place_free(server):
+    """Whoever hangs up is no longer answered, and others are."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    body = json.dumps({**MANY, "n": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    server.until(lambda: server.status()["requests"]["running"] == 0)
+    answer = server.post("/v1/completions", prompt="th", max_tokens=1, ignore_eos=True)
+    assert answer.json()["usage"]["completion_tokens"] == 1
+
+
+def test_a_lost_worker_is_replaced(server):
+    """A stream ends with an error when the worker is killed; the next one answers the same."""
+    before = server.post("/v1/completions", **LONG).json()["choices"][0]["text"]
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=MANY, timeout=60) as response:
+        told = pieces(response)
+        next(told)
+        server.worker().kill()
+        last = list(told)[-1]
+    assert last["error"]["code"] == "worker_lost"
+    server.until(lambda: server.status()["restarts"] == 1)
+    server.until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+    after = server.post("/v1/completions", **LONG).json()["choices"][0]["text"]
+    assert after == before
+
+
+def test_a_stopped_worker_does_not_stop_the_server(server):
+    """While a worker hangs, the server still tells that something is wrong."""
+    worker = server.worker()
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        response = httpx.get(f"{server.url}/health", timeout=30)
+        assert response.status_code == 503
+        assert httpx.get(f"{server.url}/v1/models/other").status_code == 404
+    finally:
+        worker.send_signal(signal.SIGCONT)
+    server.until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+
+
+def test_the_end(server):
+    """SIGTERM ends server and worker, and is no failure."""
+    worker = server.worker()
+    server.process.terminate()
+    assert server.process.wait(60) == 0
+    assert not worker.is_running()
