@@ -58,7 +58,7 @@ def kill(worker):
 
 def test_a_worker_answers_as_the_library_does(path):
     """The same tokens through a process border, and answers to questions."""
-    with Model.load(path, device="reference", context=128) as model:
+    with Model.load(path, devices=("reference",), context=128) as model:
         expected = "".join(model.generate("Hello", max_tokens=20, sampling=request().sampling))
     with supervised(path, name="tiny") as worker:
         taker = answer(worker, "a", "Hello", 20)
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
     """The worker's own error arrives, with its type and its text."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF and then nothing")
-    with nothing_left(), supervise(WorkerSpec(model=str(broken), device="reference")) as worker:
+    with nothing_left(), supervise(WorkerSpec(model=str(broken), devices=("reference",))) as worker:
         with pytest.raises(InvalidModelFile):
             worker.wait_until_ready(LIMIT_S)
         assert worker.state is WorkerState.FAILED
@@ -166,7 +166,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_worker_whose_device_fails_ends_and_comes_back(path):
     """Only a new process can help; whoever was in it is told what happened."""
-    spec = WorkerSpec(model=str(path), device="reference", context=128)
+    spec = WorkerSpec(model=str(path), devices=("reference",), context=128)
     with (
         nothing_left(),
         supervise(spec, command=(sys.executable, "-c", FAULTY)) as worker,
@@ -240,7 +240,7 @@ def test_a_worker_that_does_not_answer_is_killed(path, monkeypatch):
 @pytest.mark.parametrize("moment", ["starting", "loading"])
 def test_closing_while_it_loads(path, moment):
     """There is nothing to wait for."""
-    spec = WorkerSpec(model=str(path), device="reference")
+    spec = WorkerSpec(model=str(path), devices=("reference",))
     with nothing_left():
         worker = supervise(spec)
         if moment == "loading":
