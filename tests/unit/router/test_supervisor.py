@@ -58,7 +58,7 @@ def kill(worker):
 
 def test_a_worker_answers_as_the_library_does(path):
     """The same tokens through a process border, and answers to questions."""
-    with Model.load(path, devices=("reference",), context=128) as model:
+    with Model.load(path, device="reference", context=128) as model:
         expected = "".join(model.generate("Hello", max_tokens=20, sampling=request().sampling))
     with supervised(path, name="tiny") as worker:
         taker = answer(worker, "a", "Hello", 20)
