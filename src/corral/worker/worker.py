@@ -115,7 +115,14 @@ class Worker:
         opened = open_by_name(
             Path(spec.model),
             Targets.of(spec.devices, spec.split, spec.gpu_layers),
-            Sizes(spec.context, spec.parallel, spec.kv_type, spec.kv_blocks, spec.chunk_beside),
+            Sizes(
+                spec.context,
+                spec.parallel,
+                spec.kv_type,
+                spec.kv_blocks,
+                spec.chunk_beside,
+                spec.embeddings,
+            ),
             threads=spec.threads,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),
         )
