@@ -15,6 +15,7 @@ Anything else it answers with "yes". Every byte of a text is a token; the contex
 import hashlib
 import struct
 import threading
+import time
 from dataclasses import dataclass, field
 
 from corral.contract.events import (
@@ -241,6 +242,14 @@ class ScriptedService:
                 timings=Timings(queue_s=0.0, prompt_s=0.5, generation_s=0.25),
             )
         )
+
+
+def until(condition, seconds=10.0):
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not become so"
+        time.sleep(0.005)
 
 
 DESCRIPTION = Description(

@@ -1,6 +1,6 @@
 """Makes the ASGI application of a service.
 
-Gate ──▶ routes, one file a family ──▶ Serving ──▶ contract.service.Service
+AccessLog ──▶ Gate ──▶ routes, one file a family ──▶ Serving ──▶ contract.service.Service
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +26,7 @@ from corral.api import (
     status,
     tokens,
 )
+from corral.api.access import AccessLog
 from corral.api.errors import Problem
 from corral.api.readings import ReadDevices, Readings
 from corral.api.security import PUBLIC, Gate
@@ -72,7 +73,10 @@ def make_app(
 
     app = Starlette(
         routes=[*(route for family in _FAMILIES for route in family.routes()), *page.mounts()],
-        middleware=[Middleware(Gate, settings=settings, public=PUBLIC | page.paths())],
+        middleware=[
+            Middleware(AccessLog),
+            Middleware(Gate, settings=settings, public=PUBLIC | page.paths()),
+        ],
         exception_handlers={HTTPException: _unrouted},
         lifespan=life,
     )

@@ -100,7 +100,7 @@ def problem_of(error: Exception, *, names: Mapping[str, str] | None = None) -> P
         case ModelNotFound():
             return Problem(404, "there is no such model", code=error.code)
         case InternalError():
-            _log.error("%s: %s", error.code, error)
+            _log.error("%s: %s", error.code, str(error))
             return Problem(500, "internal error; the server's log says more", code=error.code)
         case CorralError():
             return Problem(error.http_status, str(error), code=error.code)

@@ -2,17 +2,29 @@
 
 from pathlib import Path
 
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 _FOLDER = Path(__file__).parent / "static"
+
+
+class PageFiles(StaticFiles):
+    """Files that browsers ask about each time: a newer version is seen at once."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Return a file, or that it has not changed."""
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "no-cache"
+        return response
 
 
 def mounts() -> list[BaseRoute]:
     """Return what serves the page, to be looked at after all other routes."""
     if not _FOLDER.is_dir():
         return []
-    return [Mount("/", StaticFiles(directory=_FOLDER, html=True), name="page")]
+    return [Mount("/", PageFiles(directory=_FOLDER, html=True), name="page")]
 
 
 def paths() -> frozenset[str]:

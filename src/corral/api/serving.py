@@ -1,6 +1,7 @@
 """What all routes share: the service, the settings, who waits, and whether the server stops."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -31,7 +32,7 @@ _log = logger(__name__)
 _A = TypeVar("_A", bound=Answer)
 _SUBMIT_THREADS = 4
 _ASK_THREADS = 16
-_STATISTICS_S = 1.0
+_LOOK_S = 1.0
 _NOT_READY = {
     WorkerState.LOADING: ("Loading model", 2),
     WorkerState.RESTARTING: ("the model's process ended and is being started again", 5),
@@ -64,9 +65,12 @@ class Serving:
         self._service = service
         self._submitters = ThreadPoolExecutor(_SUBMIT_THREADS, "corral-api-submit")
         self._askers = ThreadPoolExecutor(_ASK_THREADS, "corral-api-ask")
+        self._looker = ThreadPoolExecutor(1, "corral-api-look")
+        """What tells how the service is does not wait for long questions to it."""
         self._exchanges: dict[Exchange, None] = {}
         self._mailroom = Mailroom()
         self._known: tuple[int, Description] | None = None
+        self._looking: asyncio.Future[ServiceStatistics] | None = None
 
     def enter(self, exchange: Exchange) -> Inbox:
         """Know an exchange until it leaves, and return an inbox for its events."""
@@ -100,19 +104,19 @@ class Serving:
         except CorralError as error:
             _log.debug("cannot cancel %s: %s", request_id, error)
 
-    async def ask(
-        self, question: Question, kind: type[_A], *, timeout_s: float | None = None
-    ) -> _A:
+    async def ask(self, question: Question, kind: type[_A]) -> _A:
         """Return the service's answer to a question.
 
         Raises:
             CorralError: whatever the service raises.
         """
-        limit_s = self.settings.limits.ask_s if timeout_s is None else timeout_s
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(
-            self._askers, lambda: self._service.ask(question, timeout_s=limit_s)
-        )
+        return await self._ask(self._askers, question, kind, self.settings.limits.ask_s)
+
+    async def _ask(
+        self, threads: ThreadPoolExecutor, question: Question, kind: type[_A], limit_s: float
+    ) -> _A:
+        call = functools.partial(self._service.ask, question, timeout_s=limit_s)
+        answer = await asyncio.get_running_loop().run_in_executor(threads, call)
         if not isinstance(answer, kind):
             raise InternalError(f"asked for {kind.__name__}, got {type(answer).__name__}")
         return answer
@@ -121,12 +125,18 @@ class Serving:
         """Return what the service runs, asked once for each process that ran it."""
         restarts = self.status().restarts
         if self._known is None or self._known[0] != restarts:
-            self._known = restarts, await self.ask(DescribeQuestion(), Description)
+            self._known = (
+                restarts,
+                await self._ask(self._looker, DescribeQuestion(), Description, _LOOK_S),
+            )
         return self._known[1]
 
     async def statistics(self) -> ServiceStatistics:
-        """Return what the service holds now."""
-        return await self.ask(StatisticsQuestion(), ServiceStatistics, timeout_s=_STATISTICS_S)
+        """Return what the service holds now; many who look at once ask it once."""
+        if self._looking is None or self._looking.done():
+            question = self._ask(self._looker, StatisticsQuestion(), ServiceStatistics, _LOOK_S)
+            self._looking = asyncio.ensure_future(question)
+        return await asyncio.shield(self._looking)
 
     def require_ready(self) -> None:
         """Accept a request only while there is somebody to answer it.
@@ -167,6 +177,7 @@ class Serving:
         self.stop()
         self.end_all()
         self._askers.shutdown(wait=False, cancel_futures=True)
+        self._looker.shutdown(wait=False, cancel_futures=True)
         self._submitters.shutdown(wait=False)
 
 

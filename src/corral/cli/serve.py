@@ -10,6 +10,7 @@ import socket
 import threading
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from corral.cli.arguments import LoadOptions, Parser, real, whole
 from corral.cli.output import finish, note, print_json, say
 from corral.cli.progress import ProgressDisplay
 from corral.config import settings
-from corral.errors import CorralError, UsageError
+from corral.errors import CorralError, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from corral.api.readings import DeviceState
@@ -73,8 +74,10 @@ def execute(given: Sequence[str]) -> int:
             app = make_app(worker, api, worker=lambda: worker.status, devices=_devices)
             server = Server(app, RunOptions(drain_s=serve.drain_s, limits=api.limits))
             watch = _Watch(worker, server, serve, address)
-            server.run_on(bound, on_started=watch.start)
-            watch.end()
+            try:
+                server.run_on(bound, on_started=watch.start)
+            finally:
+                watch.end()
     if watch.failure is not None:
         raise watch.failure
     return 0
@@ -360,7 +363,8 @@ class _Watch:
             case WorkerState.LOADING:
                 note(f"loading {self._serve.load.model} for {self._address}")
             case WorkerState.READY:
-                self._announce()
+                with suppress(BrokenPipeError, ResourceError):  # nobody has to read it
+                    self._announce()
             case WorkerState.RESTARTING:
                 note(f"the model's process ended ({status.error}); starting it again")
             case WorkerState.FAILED:

@@ -207,7 +207,11 @@ def test_the_page_is_for_everybody_and_nothing_beside_it(service, tmp_path, monk
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
     monkeypatch.setattr(page, "_FOLDER", folder)
     asked = guarded(service)
-    assert "the page" in asked.get("/").text
+    shown = asked.get("/")
+    assert "the page" in shown.text
+    assert shown.headers["cache-control"] == "no-cache"
+    again = asked.get("/", headers={"If-None-Match": shown.headers["etag"]})
+    assert again.status_code == 304
     assert asked.get("/js/main.js").headers["content-type"].startswith("text/javascript")
     assert asked.get("/js/other.js").status_code == 401
     assert asked("POST", "/").status_code == 401

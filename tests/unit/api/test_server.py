@@ -1,18 +1,21 @@
 """A real server on a socket: clients that stream, leave, dawdle or misbehave; draining."""
 
+import gc
 import json
 import re
 import socket
 import threading
-import time
 
 import httpx
 import openai
 import pytest
 
+from corral.api.exchange import Exchange
+from corral.api.mailroom import Inbox
 from corral.api.server import bind
 from corral.api.settings import ApiSettings, Limits
 from corral.errors import ResourceError
+from served import until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -27,14 +30,6 @@ def client(served):
 
 def said(text):
     return [{"role": "user", "content": text}]
-
-
-def until(condition, seconds=10.0):
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not become so"
-        time.sleep(0.005)
 
 
 def connect(server):
@@ -278,3 +273,23 @@ def test_many_clients_at_once(served, service):
     assert len(got) == 16
     assert all(count >= 15 for count in got.values()), got
     assert service.running == 0
+
+
+def test_nothing_is_left_of_what_ended(served, service):
+    """However requests end, no object of theirs stays."""
+    server = served()
+    for number in range(60):
+        prompt = ("echo a", "many 100000", "fail", "x" * 100)[number % 4]
+        is_stream = number % 8 < 4
+        with connect(server) as client:
+            client.sendall(post("/v1/completions", prompt=prompt, stream=is_stream))
+            if prompt != "many 100000":
+                assert client.recv(12) == b"HTTP/1.1 200" or prompt != "echo a"
+    until(lambda: service.running == 0)
+    until(lambda: not live(Exchange, Inbox))
+
+
+def live(*kinds):
+    """Return the objects of some kinds that are still there."""
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) in kinds]
