@@ -33,7 +33,8 @@ from corral.errors import CorralError, DeviceFault, ProtocolError
 from corral.worker.outbox import Outbox
 from corral.worker.parent import die_with
 
-_ANSWERING_THREADS = 4
+_ANSWERING_THREADS = 16
+"""Questions at once; those for vectors are computed together."""
 _POLL_S = 0.05
 """How often a drain looks whether it is to be cut short."""
 _PROGRESS_S = 0.1
