@@ -4,6 +4,7 @@
     ├── UsageError                 the caller asked for something that cannot be
     │   ├── InvalidArgument        a value out of range or of the wrong kind
     │   ├── ContextExceeded        more tokens than the context holds
+    │   ├── ConstraintError        a grammar or schema that no answer can keep to
     │   └── ModelNotFound          no such file, cached name or repository
     ├── ModelError                 the file is at fault
     │   ├── InvalidModelFile       not GGUF, truncated, or it contradicts itself
@@ -74,6 +75,12 @@ class ContextExceeded(UsageError):
         super().__init__(message)
         self.prompt_tokens = prompt_tokens
         self.context = context
+
+
+class ConstraintError(UsageError):
+    """A grammar or schema cannot be used, or costs more than it may."""
+
+    code = "constraint"
 
 
 class ModelNotFound(UsageError, FileNotFoundError):

@@ -8,12 +8,13 @@ from source_tree import imports, modules
 
 HOMES = {
     "llvmlite": ("devices/cpu/",),
-    "jinja2": ("text/template.py", "text/sandbox.py", "text/guard.py"),
+    "jinja2": ("text/rendering.py", "text/sandbox.py", "text/guard.py"),
     "tokenizers": ("text/",),
     "huggingface_hub": ("hub/",),
     "typer": ("cli/",),
     "click": ("cli/",),
     "rich": ("cli/",),
+    "llguidance": ("sampling/grammar.py",),
     "msgspec": ("contract/", "api/"),
     "psutil": ("devices/host.py",),
     "cuda": ("devices/cuda/",),

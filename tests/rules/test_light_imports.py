@@ -7,7 +7,10 @@ import pytest
 
 from source_tree import SOURCE
 
-HEAVY = ("numpy", "llvmlite", "tokenizers", "jinja2", "huggingface_hub", "rich", "psutil")
+HEAVY = (
+    *("numpy", "llvmlite", "tokenizers", "jinja2", "huggingface_hub", "rich", "psutil"),
+    "llguidance",
+)
 
 NUMPY_FREE = (
     *("corral.gguf", "corral.models.footprint", "corral.models.architecture"),

@@ -3,6 +3,7 @@
 import time
 
 from corral.contract.events import (
+    Delta,
     FinishEvent,
     FinishReason,
     Timings,
@@ -15,6 +16,7 @@ from corral.contract.messages import GenerationRequest
 from corral.contract.questions import SlotState
 from corral.contract.service import Deliver
 from corral.engine.reply import Reply
+from corral.engine.reply_plan import ReplyPlan
 from corral.engine.sequence import Sequence
 from corral.engine.text_stream import TextStream
 from corral.text.tokenizer import Tokenizer
@@ -35,7 +37,7 @@ class Answering:
         """Known once the engine has the prompt."""
         self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer, request.stop)
-        self._reply = Reply(request)
+        self._reply = Reply(ReplyPlan()) if request.is_parsed else None
         self._submitted_at = time.perf_counter()
         self._first_at: float | None = None
         self._last_at: float | None = None
@@ -45,15 +47,27 @@ class Answering:
         """Whether a stop text ended the answer."""
         return self._stream.stop is not None
 
+    def read_as(self, plan: ReplyPlan) -> None:
+        """Read the answer as `plan` says, where the request wants it read; before the first token.
+
+        It is known only when the prompt is.
+        """
+        if self._reply is not None:
+            self._reply = Reply(plan)
+
     def token(self, token: int, logprobs: TokenLogprobs | None) -> TokenEvent:
         """Return the event of one more token."""
         self.note_time()
-        text = self._stream.push(token)
+        text, deltas = "", tuple[Delta, ...]()
+        if self._reply is None:
+            text = self._stream.push(token)
+        else:
+            deltas = self._reply.push(self._stream.push_pieces(token))
         return TokenEvent(
             request_id=self.request.request_id,
             token=token,
-            text="" if self.request.is_parsed else text,
-            deltas=self._reply.push(text),
+            text=text,
+            deltas=deltas,
             logprobs=None if logprobs is None else self._spelled(logprobs),
         )
 
@@ -65,13 +79,13 @@ class Answering:
     def finished(self, reason: FinishReason) -> FinishEvent:
         """Return the last event."""
         text = self._stream.finish()
-        deltas = self._reply.finish(text)
+        reply = self._reply
         return FinishEvent(
             request_id=self.request.request_id,
             reason=reason,
-            text="" if self.request.is_parsed else text,
-            deltas=deltas,
-            has_tool_calls=self._reply.has_tool_calls,
+            text=text if reply is None else "",
+            deltas=() if reply is None else reply.finish(text),
+            has_tool_calls=reply is not None and reply.has_tool_calls,
             stop=self._stream.stop,
             usage=self.usage,
             timings=self._timings(),

@@ -6,17 +6,19 @@ The library's `Model` and the service are two ways to drive the same.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import prod
 from pathlib import Path
+from threading import Lock
 
 from corral.devices import registry
 from corral.devices.base import Device, Progress
 from corral.engine.engine import Engine
 from corral.engine.holding import held_by_driver
 from corral.engine.load import LoadedModel, load_split
+from corral.engine.reply_plan import grammar_compiler
 from corral.engine.runner import Runner
 from corral.engine.samplers import Samplers
 from corral.engine.targets import Targets
@@ -26,7 +28,10 @@ from corral.hub.resolve import resolve
 from corral.interrupts import deferred
 from corral.memory.ledger import Ledger, LedgerEntry
 from corral.models.footprint import choose_limits, write_graph
+from corral.sampling.grammar import GrammarCompiler
+from corral.text.rendering import Renderer
 from corral.text.template import ChatTemplate
+from corral.text.template_process import ProcessRenderer
 from corral.text.tokenizer import Tokenizer
 
 
@@ -61,6 +66,9 @@ class OpenedModel:
     num_parameters: int
     ledger: Ledger
     _closing: ExitStack
+    isolates_template: bool = False
+    """Whether the chat template runs in a process of its own."""
+    _opening: Lock = field(default_factory=Lock)
 
     @property
     def device(self) -> str:
@@ -92,14 +100,28 @@ class OpenedModel:
         """Makes the samplers of answers; for one thread."""
         return Samplers(self.tokenizer, self.vocabulary_size)
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
-        """The model's chat template.
+        """The model's chat template; from any thread.
 
         Raises:
             TemplateError: if the file has none, or one that cannot be used.
         """
-        return chat_template(self.metadata, self.tokenizer)
+        with self._opening:
+            return self._template
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        compiler = self._isolated if self.isolates_template else None
+        return chat_template(self.metadata, self.tokenizer, compiler)
+
+    def _isolated(self, source: str) -> Renderer:
+        return self._closing.enter_context(ProcessRenderer(source))
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what answers must fit."""
+        return grammar_compiler(self.tokenizer, self.vocabulary_size)
 
     def memory(self) -> tuple[LedgerEntry, ...]:
         """Return every byte the model holds, and those of its devices' contexts."""
@@ -118,9 +140,14 @@ def open_by_name(
     sizes: Sizes,
     *,
     threads: int | None = None,
+    isolates_template: bool = False,
     progress: Progress | None = None,
 ) -> OpenedModel:
     """Find a model, open its devices and load it with what belongs to it; all of it or nothing.
+
+    Args:
+        isolates_template: run the chat template, which is code from outside, in a process of its
+            own: where others are served, it must not be able to harm this one.
 
     Raises:
         UsageError: if the name or a setting is wrong.
@@ -149,6 +176,7 @@ def open_by_name(
             num_parameters=num_parameters,
             ledger=ledger,
             _closing=stack.pop_all(),
+            isolates_template=isolates_template,
         )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from corral.contract.sampling import SamplingParams
 from corral.sampling.candidates import Workspace
+from corral.sampling.grammar import Grammar
 from corral.sampling.sampler import Sampler
 from corral.text.tokenizer import Tokenizer
 
@@ -22,8 +23,17 @@ class Samplers:
     def __post_init__(self) -> None:
         self._workspace = Workspace(self.vocabulary_size)
 
-    def make(self, params: SamplingParams, *, ignore_eos: bool = False) -> Sampler:
+    def make(
+        self,
+        params: SamplingParams,
+        *,
+        ignore_eos: bool = False,
+        grammar: Grammar | None = None,
+    ) -> Sampler:
         """Return the sampler of one answer; with `ignore_eos` one that draws no end token.
+
+        Args:
+            grammar: what the answer must keep to; for it alone.
 
         Raises:
             InvalidArgument: if a parameter does not fit the vocabulary.
@@ -32,7 +42,11 @@ class Samplers:
         if ignore_eos:
             params = params.banning(self.tokenizer.end_of_generation)
         return Sampler(
-            params, self.vocabulary_size, dry_breakers=breakers, workspace=self._workspace
+            params,
+            self.vocabulary_size,
+            dry_breakers=breakers,
+            workspace=self._workspace,
+            grammar=grammar,
         )
 
     def end_tokens(self, *, ignore_eos: bool = False) -> frozenset[int]:

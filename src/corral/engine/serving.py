@@ -18,7 +18,7 @@ from threading import Condition, Thread
 from typing import Self
 
 from corral.contract.events import Event, FinishReason, error_event
-from corral.contract.messages import GenerationRequest
+from corral.contract.messages import ChatPrompt, GenerationRequest
 from corral.contract.questions import (
     Answer,
     DescribeQuestion,
@@ -34,6 +34,7 @@ from corral.engine.counts import Counts
 from corral.engine.embedding import embedding, require_embeddings
 from corral.engine.flight import Emission
 from corral.engine.opened import OpenedModel
+from corral.engine.reply_plan import plan_reply
 from corral.engine.sequence import Sequence, SequenceState
 from corral.engine.templates import prompt_tokens
 from corral.errors import Closed, InternalError, InvalidArgument, QueueFull, TimeLimitExceeded
@@ -204,7 +205,15 @@ class EngineService:
         opened, request = self._opened, answering.request
         try:
             tokens = prompt_tokens(request.prompt, opened.tokenizer, lambda: opened.template)
-            sampler = self._samplers.make(request.sampling, ignore_eos=request.ignore_eos)
+            is_chat = isinstance(request.prompt, ChatPrompt)
+            source = opened.template.source if is_chat else ""
+            plan = plan_reply(request, tokens, opened.tokenizer, source)
+            answering.read_as(plan)
+            sampler = self._samplers.make(
+                request.sampling,
+                ignore_eos=request.ignore_eos,
+                grammar=None if plan.grammar is None else opened.grammars.compile(plan.grammar),
+            )
         except Exception as error:
             self._inbox.put(partial(self._fail, answering, error))
         else:

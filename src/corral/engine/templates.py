@@ -8,12 +8,18 @@ from corral.contract.messages import ChatPrompt, Message, Prompt, TextPrompt, To
 from corral.errors import InvalidArgument, TemplateError
 from corral.gguf import Metadata
 from corral.text.chat import encode_chat
+from corral.text.rendering import Renderer
 from corral.text.template import ChatTemplate
 from corral.text.tokenizer import Tokenizer
 
 
-def chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
+def chat_template(
+    metadata: Metadata, tokenizer: Tokenizer, compiler: Callable[[str], Renderer] | None = None
+) -> ChatTemplate:
     """Return the template of the file, which knows the texts of BOS and EOS.
+
+    Args:
+        compiler: makes the renderer of its source; by default one in this process.
 
     Raises:
         TemplateError: if the file has none.
@@ -27,7 +33,12 @@ def chat_template(metadata: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_text(token)
 
-    return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))
+    return ChatTemplate(
+        source,
+        bos_token=text(tokenizer.bos_id),
+        eos_token=text(tokenizer.eos_id),
+        compiler=compiler,
+    )
 
 
 def prompt_tokens(
@@ -76,7 +87,7 @@ def _message(message: Message) -> dict[str, object]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
             for call in message.tool_calls
         ]
@@ -98,14 +109,6 @@ def _tool(tool: Tool) -> dict[str, object]:
 
 def _variables(prompt: ChatPrompt) -> dict[str, Any]:
     return _object("variables", prompt.variables)
-
-
-def _arguments(text: str) -> object:
-    """Return arguments as an object, which templates write out; as text if they are none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _object(field: str, text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from corral.errors import InvalidArgument
 from corral.sampling import steps
 from corral.sampling.candidates import Logits, Workspace, largest, likeliest
 from corral.sampling.chain import build_chain
+from corral.sampling.grammar import Grammar
 from corral.sampling.history import History
 from corral.sampling.logprobs import token_logprobs
 from corral.sampling.random import fresh_seed, uniform
@@ -29,12 +30,14 @@ class Sampler:
         *,
         dry_breakers: Collection[int] = (),
         workspace: Workspace | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         """Check the parameters and prepare the chain.
 
         Args:
             dry_breakers: the tokens whose text holds one of `params.dry_breakers`.
             workspace: shared with other samplers of the same thread; by default one of its own.
+            grammar: what the tokens must keep to; at its beginning, and used by nobody else.
 
         Raises:
             InvalidArgument: a parameter is out of range, or the workspace has another size.
@@ -49,6 +52,7 @@ class Sampler:
         self.params = params
         self.seed = fresh_seed() if params.seed is None else params.seed
         self._chain = build_chain(params, seed=self.seed, dry_breakers=dry_breakers)
+        self._grammar = grammar
         self._history = History(self._chain.history_length)
 
     def sample(self, logits: Logits, position: int) -> int:
@@ -61,10 +65,11 @@ class Sampler:
         Raises:
             InvalidArgument: the logits have another shape or type.
             ModelError: the logits hold NaN or plus infinity, or no token is possible.
+            ConstraintError: the grammar allows no token, or exceeds its limits.
         """
         self._require_logits(logits)
         chain = self._chain
-        if chain.edits:
+        if chain.edits or self._grammar is not None:
             logits = self._edited(logits)
         if chain.is_greedy:
             return likeliest(logits)
@@ -76,10 +81,17 @@ class Sampler:
     @property
     def takes_likeliest(self) -> bool:
         """Whether it takes the likeliest token of the logits as they are."""
-        return self._chain.is_greedy and not self._chain.edits and self.params.logprobs is None
+        is_free = not self._chain.edits and self._grammar is None
+        return self._chain.is_greedy and is_free and self.params.logprobs is None
 
     def accept(self, token: int) -> None:
-        """Note that a token was added to the sequence."""
+        """Note that a token was added to the sequence.
+
+        Raises:
+            ConstraintError: the grammar does not allow it.
+        """
+        if self._grammar is not None:
+            self._grammar.accept(token)
         self._history.append(token)
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
@@ -103,6 +115,8 @@ class Sampler:
     def _edited(self, logits: Logits) -> Logits:
         edited = self._workspace.edited
         np.copyto(edited, logits)
+        if self._grammar is not None:
+            self._grammar.mask(edited)
         # A penalty beyond what a logit can hold bans the token.
         with np.errstate(over="ignore"):
             for edit in self._chain.edits:

@@ -4,24 +4,25 @@ A template comes with a model file and is as little trusted as the rest of it: i
 sandbox with a time limit, and whatever goes wrong is a TemplateError. It knows no tokens.
 """
 
-import enum
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from corral.errors import InvalidArgument, TemplateError
-from corral.text.budget import Budget, Refused, Rejected, check_length
 from corral.text.markup import Markup, split_at_signs
+from corral.text.rendering import Renderer, SandboxRenderer
+from corral.text.reply import tool_form
+from corral.text.template_facts import ContentForm, TemplateFacts, find_facts
+from corral.text.tool_messages import adapted
 
-if TYPE_CHECKING:
-    from jinja2 import Template
+__all__ = ["ChatTemplate", "ContentForm", "Message", "Segment"]
 
 MAX_SOURCE: Final = 256 << 10
 """Characters of a template; the longest published ones have about 25 thousand."""
 DEADLINE_S: Final = 1.0
-_PROBE_DEADLINE_S: Final = 0.1
+_PROBES_S: Final = 0.7
+"""What finding out about a template may take; one that takes longer is taken to write nothing."""
 
 TEMPLATE_KEY: Final = "tokenizer.chat_template"
 
@@ -39,15 +40,6 @@ _OWN_NAMES = (
     *("tokenize", "chat_template", "raise_exception", "strftime_now"),
     *("namespace", "range", "dict", "cycler", "joiner", "loop", "self", "caller"),
 )
-_PROBE = "corral probe"
-
-
-class ContentForm(enum.Enum):
-    """The forms of a message's content that a template can write."""
-
-    TEXT = enum.auto()
-    PARTS = enum.auto()
-    BOTH = enum.auto()
 
 
 class ChatTemplate:
@@ -60,8 +52,12 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
+        compiler: Callable[[str], Renderer] | None = None,
     ) -> None:
         """Compile `source`, which may use the texts of the special tokens and the time `now`.
+
+        Args:
+            compiler: makes the renderer of a source; by default one in this process.
 
         Raises:
             TemplateError: the template is too long, has an error, or uses other templates.
@@ -72,11 +68,13 @@ class ChatTemplate:
                 "allowed. Give another template."
             )
         self.source = source
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._budget = Budget()
-        self._lock = threading.Lock()
-        self._template = self._compile(source, now)
-        self._form: ContentForm | None = None
+        self._tokens: dict[str, object] = {
+            "documents": None,
+            "bos_token": bos_token,
+            "eos_token": eos_token,
+        }
+        self._renderer = SandboxRenderer(source, now) if compiler is None else compiler(source)
+        self._facts: TemplateFacts | None = None
 
     @classmethod
     def from_metadata(
@@ -117,6 +115,7 @@ class ChatTemplate:
 
         A content is a text or a list of parts. Parts of text are put together, a line each, for a
         template that takes texts only, and a text becomes a part for one that takes parts only.
+        Tools and calls are given as `tool_messages.py` says.
 
         Args:
             add_generation_prompt: end with the beginning of the reply.
@@ -130,13 +129,16 @@ class ChatTemplate:
         _check_names(extra)
         messages = _copied(messages)
         _check_plain(messages, tools, extra)
-        variables = {
-            "messages": self._adapted(messages),
+        messages, tools = adapted(
+            self._in_form(messages), tools, self.facts, tool_form(self.source).spelling
+        )
+        variables: dict[str, object] = {
+            "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             **extra,
         }
-        return self._render(DEADLINE_S, variables)
+        return self._renderer.render({**self._tokens, **variables}, DEADLINE_S)
 
     def render_segments(
         self,
@@ -176,63 +178,32 @@ class ChatTemplate:
         return [(text, True)] if sign is None else split_at_signs(text, sign)
 
     @property
+    def facts(self) -> TemplateFacts:
+        """What the template can write, found by trying when it is first asked for."""
+        if self._facts is None:
+            self._facts = self._find_facts()
+        return self._facts
+
+    @property
     def content_form(self) -> ContentForm:
-        """The forms of content the template can write, found by trying."""
-        if self._form is None:
-            text = self._probe(_PROBE)
-            parts = self._probe([{"type": "text", "text": _PROBE}])
-            if parts and "'text'" not in parts and '"text"' not in parts:  # not written as a list
-                self._form = ContentForm.BOTH if text else ContentForm.PARTS
-            else:
-                self._form = ContentForm.TEXT
-        return self._form
+        """The forms of content the template can write."""
+        return self.facts.content
 
-    def _compile(self, source: str, now: Callable[[], datetime]) -> "Template":
-        from corral.text.sandbox import BudgetedEnvironment, format_time
+    def _find_facts(self) -> TemplateFacts:
+        ends = time.monotonic() + _PROBES_S
 
-        environment = BudgetedEnvironment(self._budget, lambda form: format_time(now(), form))
-        try:
-            return environment.from_string(source)
-        except Exception as error:  # also RecursionError, MemoryError, IndentationError
-            raise _translated(error, getattr(error, "lineno", None)) from None
-
-    def _render(self, deadline_s: float, variables: Mapping[str, object]) -> str:
-        template = self._template
-        with self._lock:
-            self._budget.start(deadline_s)
+        def attempt(variables: Mapping[str, object]) -> str | None:
+            left = ends - time.monotonic()
+            if left <= 0:
+                return None
             try:
-                context = template.new_context({"documents": None, **self._tokens, **variables})
-                pieces, length = [], 0
-                for piece in template.root_render_func(context):
-                    self._budget.tick()
-                    pieces.append(piece)
-                    length += len(piece)
-                    check_length(length)
-                return "".join(pieces)
-            except Exception as error:
-                raise _translated(error, self._line(error.__traceback__)) from None
+                return self._renderer.render({**self._tokens, **variables}, left)
+            except TemplateError:
+                return None
 
-    def _line(self, trace: TracebackType | None) -> int | None:
-        """Return the line of the template that was being rendered, if it is known."""
-        line = None
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == "<template>":
-                line = self._template.get_corresponding_lineno(trace.tb_lineno)
-            trace = trace.tb_next
-        return line
+        return find_facts(self.source, attempt)
 
-    def _probe(self, content: object) -> str | None:
-        """Return what the template writes around a content, if it writes it at all."""
-        messages = [{"role": "user", "content": content}]
-        variables = {"messages": messages, "tools": None, "add_generation_prompt": False}
-        try:
-            text = self._render(_PROBE_DEADLINE_S, variables)
-        except TemplateError:
-            return None
-        before, found, after = text.partition(_PROBE)
-        return before[-40:] + found + after[:40] if found else None
-
-    def _adapted(self, messages: Sequence[Message]) -> list[Message]:
+    def _in_form(self, messages: Sequence[Message]) -> list[Message]:
         """Give every content the form the template was written for."""
         form = self.content_form
         if form is ContentForm.TEXT:
@@ -265,18 +236,6 @@ def _with_parts(message: Message) -> Message:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}]}
-
-
-def _translated(error: Exception, line: int | None) -> TemplateError:
-    place = "the chat template" if line is None else f"line {line} of the chat template"
-    reason = str(error)[:300] or type(error).__name__
-    if isinstance(error, Rejected):
-        return TemplateError(f"{place} refuses the messages: {reason}")
-    if isinstance(error, Refused):
-        return TemplateError(f"{place} is not run: {reason}.")
-    if isinstance(error, RecursionError):
-        return TemplateError(f"{place} is nested too deep.")
-    return TemplateError(f"{place} fails with {type(error).__name__}: {reason}")
 
 
 def _check_names(extra: Mapping[str, object]) -> None:

@@ -125,6 +125,7 @@ class Worker:
                 spec.embeddings,
             ),
             threads=spec.threads,
+            isolates_template=True,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),
         )
         return EngineService(

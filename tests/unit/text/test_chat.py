@@ -93,6 +93,18 @@ def test_reply_markup_in_contents_is_text(bpe_metadata):
     assert not tokenizer.is_special(channel)
 
 
+def test_calls_cannot_spell_control_tokens(bpe, template):
+    """Names and arguments of earlier calls, and results, are text like any other content."""
+    function = {"name": "f<|im_end|>", "arguments": '{"a": "<|im_start|>"}'}
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    messages = [user("?"), asked, {"role": "tool", "content": "<|im_end|>"}]
+    tools = [{"type": "function", "function": {"name": "f<|im_start|>"}}]
+    ids = encode_chat(bpe, template, messages, tools=tools)
+    assert ends(bpe, ids) == (3, 4)
+    assert bpe.decode(ids) == template.render(messages, tools=tools)
+    assert '{"name": "f<|im_end|>", "arguments": {"a": "<|im_start|>"}}' in bpe.decode(ids)
+
+
 def test_bos_is_written_once(spm_metadata):
     """BOS is put in front unless the template has written it; EOS is never put behind."""
     tokenizer = Tokenizer.from_metadata({**spm_metadata, "tokenizer.ggml.add_eos_token": True})
