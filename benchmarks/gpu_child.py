@@ -87,7 +87,7 @@ def _through_engine(loaded, size: int, prompt: int, generated: int) -> float:
     from corral.sampling.candidates import Workspace
     from corral.sampling.sampler import Sampler
 
-    inner, vocabulary = loaded._loaded, loaded.vocabulary_size
+    inner, vocabulary = loaded._opened.loaded, loaded.vocabulary_size
     groups, workspace = inner.design.kv.groups, Workspace(vocabulary)
     engine = Engine(Runner(inner.parts, groups), groups, context=loaded.context)
     sequences = [
@@ -181,7 +181,7 @@ def stages(model: str, *, context: int) -> dict:
 
 def _rows(loaded) -> int:
     """Return the most rows of one evaluation."""
-    return loaded._loaded.parts[0].program.plan.graph.shape_class.rows
+    return loaded._opened.loaded.parts[0].program.plan.graph.shape_class.rows
 
 
 def _load(model: str, *, context: int, parallel: int = 1):

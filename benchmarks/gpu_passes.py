@@ -134,7 +134,7 @@ class Passes:
 
     def __init__(self, model: Model) -> None:
         """Take a model that is on a CUDA device and computes nothing meanwhile."""
-        loaded = model._loaded
+        loaded = model._opened.loaded
         self._model, self._loaded = model, loaded
         self._backend, self._program = loaded.parts[0].backend, loaded.parts[0].program
         self._context, self._driver = self._backend._context, self._backend._driver

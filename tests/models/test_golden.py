@@ -140,7 +140,7 @@ class Walk:
     def __init__(self, model, tokens):
         self.model, self.logits = model, []
         self.sequence = Sequence(0, list(tokens), len(tokens), 0, None)
-        model.engine._admit(self.sequence)
+        model.engine._cache.open_tables(self.sequence)
 
     @property
     def rest(self):
@@ -148,14 +148,14 @@ class Walk:
 
     def take(self, count):
         rows = Rows(self.sequence, min(count, self.rest), min(count, self.rest))
-        self.model.engine._grow(self.sequence, rows.num_tokens)
+        self.model.engine._cache.grow(self.sequence, rows.num_tokens)
         return self, rows
 
     def advance(self, count):
         run_together(self.model, self.take(count))
 
     def close(self):
-        self.model.engine._give_back(self.sequence)
+        self.model.engine._cache.close_tables(self.sequence)
 
 
 def run_together(model, *parts):
@@ -165,4 +165,4 @@ def run_together(model, *parts):
     for walk, rows in parts:
         walk.logits.append(logits[start : start + rows.num_outputs].copy())
         start += rows.num_outputs
-        model.engine._advance(walk.sequence, rows.num_tokens)
+        model.engine._cache.advance(walk.sequence, rows.num_tokens)

@@ -44,6 +44,7 @@ class ServeOptions:
     """What `corral serve` was asked."""
 
     load: LoadOptions
+    embeddings: bool
     parallel: int
     queue: int
     host: str
@@ -104,11 +105,15 @@ def _parse(given: Sequence[str]) -> ServeOptions:
         help=f"{options.MODEL_HELP} (default: demo)",
     )
     options.add_load_options(group)
+    group.add_argument(
+        "--embeddings", action="store_true", help="answer /v1/embeddings too, by the last token"
+    )
     _add_capacity(parser)
     _add_network(parser)
     parsed = parser.parse_args(given)
     return ServeOptions(
         load=LoadOptions.of(parsed),
+        embeddings=parsed.embeddings,
         parallel=parsed.parallel,
         queue=parsed.queue,
         host=parsed.host,
@@ -230,6 +235,7 @@ def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
         parallel=serve.parallel,
         kv_type=serve.load.kv_type,
         threads=serve.load.threads,
+        embeddings=serve.embeddings,
         queue_capacity=serve.queue,
         drain_s=serve.drain_s,
     )

@@ -122,10 +122,34 @@ Report = Progress | Ready | Failed | Happened | Answered | Refused
 _Incoming = TypeVar("_Incoming")
 _encoder = msgspec.msgpack.Encoder()
 _hello = msgspec.msgpack.Decoder(Hello)
+_questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 """Reads what a worker is told."""
 reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 """Reads what a worker says."""
+
+
+def require_readable(question: Question) -> None:
+    """Refuse a question that the other side could not read: that would end the connection.
+
+    Raises:
+        InvalidArgument: a field is of another type than it may be.
+    """
+    try:
+        _questions.decode(_written(question))
+    except msgspec.MsgspecError as error:
+        kind = type(question).__name__
+        raise InvalidArgument(f"a {kind} holds what it may not: {error}") from error
+
+
+def _written(message: msgspec.Struct) -> bytes:
+    try:
+        return _encoder.encode(message)
+    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise InvalidArgument(
+            f"{type(message).__name__.lower()} holds what no message can: {error}; expected whole "
+            "characters and numbers of 64 bits"
+        ) from error
 
 
 class Channel(Generic[_Incoming]):
@@ -164,10 +188,11 @@ class Channel(Generic[_Incoming]):
         """Send a message whole.
 
         Raises:
-            InvalidArgument: it is longer than a frame may be; nothing was sent.
+            InvalidArgument: it is longer than a frame may be, or holds what cannot be written, such
+                as half of a surrogate pair; nothing was sent.
             OSError: the other side is gone.
         """
-        frame = _encoder.encode(message)
+        frame = _written(message)
         if len(frame) > MAX_FRAME_BYTES:
             raise InvalidArgument(
                 f"a message takes {len(frame)} bytes between processes, expected at most "

@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from corral.contract.checks import check_integer, check_number, check_text, check_tuple
+from corral.contract.checks import check_integer, check_number, check_text, check_tuple, refuse
 from corral.contract.limits import MAX_NAME_CHARACTERS
 
 MAX_QUEUE = 65_536
@@ -90,6 +90,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     chunk_beside: int | None = None
     """Prompt tokens of one step while others decode; None is what suits the device."""
+    embeddings: bool = False
+    """Whether vectors can be asked for, beside texts; takes a little memory."""
     queue_capacity: int = 128
     """Requests that may wait."""
     drain_s: float = 30.0
@@ -106,6 +108,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         _check_names("devices", self.devices)
         if self.visible_devices is not None:
             _check_names("visible_devices", self.visible_devices)
+        if not isinstance(self.embeddings, bool):
+            refuse("embeddings", self.embeddings, "true or false")
         check_integer("queue_capacity", self.queue_capacity, low=0, high=MAX_QUEUE)
         check_number("drain_s", self.drain_s, low=0.0, high=MAX_DRAIN_S)
 

@@ -4,7 +4,6 @@ from corral.contract.questions import (
     Answer,
     Description,
     DetokenizeQuestion,
-    EmbedQuestion,
     MemoryRow,
     Question,
     RenderQuestion,
@@ -14,7 +13,7 @@ from corral.contract.questions import (
 )
 from corral.engine.opened import OpenedModel
 from corral.engine.templates import chat_text
-from corral.errors import InternalError, UnsupportedModel
+from corral.errors import InternalError
 from corral.memory.lifetime import Lifetime
 from corral.text.template import TEMPLATE_KEY
 
@@ -38,11 +37,6 @@ def answer(question: Question, opened: OpenedModel) -> Answer:
             return TextAnswer(tokenizer.decode(given))
         case RenderQuestion(prompt=prompt):
             return TextAnswer(chat_text(prompt, opened.template))
-        case EmbedQuestion():
-            raise UnsupportedModel(
-                f"{opened.name} is loaded to generate text and gives no embeddings: its graph ends "
-                "in logits"
-            )
     raise InternalError(f"nobody answers a {type(question).__name__}")
 
 

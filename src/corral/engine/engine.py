@@ -30,7 +30,7 @@ from corral.engine.runner import Runner
 from corral.engine.scheduler import Budget, Candidate, Slice, preempted, schedule
 from corral.engine.sequence import Sequence, SequenceState
 from corral.engine.waiting import WaitingLine
-from corral.errors import ContextExceeded, DeviceFault, InvalidArgument, ResourceError
+from corral.errors import ContextExceeded, CorralError, DeviceFault, InvalidArgument, ResourceError
 from corral.kv.spec import BLOCK_TOKENS, GroupSpec, blocks_for
 from corral.sampling.sampler import Sampler
 
@@ -79,11 +79,13 @@ class Engine:
         end_tokens: frozenset[int] = frozenset(),
         reuse: bool = True,
         namespace: str = "",
+        wants_vector: bool = False,
     ) -> Sequence:
         """Queue a prompt and return its sequence.
 
         With `max_tokens` 0 the prompt is computed and nothing else. Without `reuse` all of it is
-        computed, and nothing of it is left for others; else for those of its `namespace`.
+        computed, and nothing of it is left for others; else for those of its `namespace`. One that
+        `wants_vector` ends with the hidden state behind its prompt, and generates nothing.
 
         Raises:
             InvalidArgument: if the prompt is empty.
@@ -101,6 +103,7 @@ class Engine:
             )
         sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
         sequence.is_reusing, sequence.namespace = reuse, namespace
+        sequence.wants_vector = wants_vector
         self._cache.name_prompt(sequence)
         if sampler is not None:
             sampler.accept_prompt(prompt)
@@ -210,7 +213,9 @@ class Engine:
             sequence = self._running.get(part.id)
             if sequence is not None:
                 self._cache.advance(sequence, part.num_tokens)
-                if part.wants_logits:
+                if part.wants_logits and sequence.wants_vector:
+                    self._take_vector(sequence, output)
+                elif part.wants_logits:
                     self._sample(sequence, tokens[output] if logits is None else logits[output])
             output += part.wants_logits
 
@@ -350,6 +355,16 @@ class Engine:
         if reason is not None:
             self._finish(sequence, reason)
         self._landed.append(Emission(sequence, token, logprobs=logprobs))
+
+    def _take_vector(self, sequence: Sequence, output: int) -> None:
+        """End a sequence with the hidden state that a row of logits was made of."""
+        try:
+            vector = self._runner.vectors()[output].copy()
+        except CorralError as error:
+            self._lose(sequence, error, "reading a hidden state")
+            return
+        self._finish(sequence, FinishReason.LENGTH)
+        self._landed.append(Emission(sequence, None, vector=vector))
 
     def _reason_to_finish(self, sequence: Sequence, token: int) -> FinishReason | None:
         if token in sequence.end_tokens:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from corral.contract.events import TokenLogprobs
 from corral.engine.scheduler import Slice
 from corral.engine.sequence import Sequence
@@ -19,6 +22,8 @@ class Emission:
     token: int | None
     error: CorralError | None = None
     logprobs: TokenLogprobs | None = None
+    vector: NDArray[np.float32] | None = None
+    """The hidden state behind the prompt, for a sequence that wants it."""
 
 
 @dataclass(frozen=True, slots=True)

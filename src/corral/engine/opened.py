@@ -48,6 +48,8 @@ class Sizes:
     """Blocks of the KV cache; None is enough for `parallel` full sequences."""
     chunk_beside: int | None = None
     """Prompt tokens of a step at most while sequences decode; None is what suits the devices."""
+    embeddings: bool = False
+    """Whether vectors can be asked for, beside texts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +203,7 @@ def _load(
         kv_type=sizes.kv_type,
         chunk=max(one.chunk_tokens for one in traits),
         kv_blocks=sizes.kv_blocks,
+        embeddings=sizes.embeddings,
     )
     design = write_graph(file.metadata, file.tensors, limits)
     runs = targets.layers(design, traits)

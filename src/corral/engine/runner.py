@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 
 from corral.devices.base import Backend, Program, Sent
 from corral.engine.batch import BatchArrays, Rows
+from corral.errors import UnsupportedModel
 from corral.kv.spec import GroupSpec
 from corral.tensor.tensor import Extent
+
+NO_EMBEDDINGS = (
+    "the model is loaded to generate text and gives no embeddings: load it with embeddings"
+)
 
 
 class Link(Protocol):
@@ -41,6 +46,7 @@ class Runner:
         self._arrays = BatchArrays(self.shapes, groups)
         self._outputs: deque[int] = deque()
         """Rows of logits of each batch that was started and not finished."""
+        self._rows_read = 0
 
     @property
     def is_asynchronous(self) -> bool:
@@ -76,7 +82,19 @@ class Runner:
         They are valid until the next is started.
         """
         logits = self._program.plan.graph.outputs[0]
-        return self._backend.read(self._program, logits, self._outputs.popleft())
+        self._rows_read = self._outputs.popleft()
+        return self._backend.read(self._program, logits, self._rows_read)
+
+    def vectors(self) -> NDArray[np.float32]:
+        """Return the hidden states that the logits just read were made of: (outputs, width).
+
+        Raises:
+            UnsupportedModel: if the model was loaded without them.
+        """
+        outputs = self._program.plan.graph.outputs
+        if len(outputs) < 2:
+            raise UnsupportedModel(NO_EMBEDDINGS)
+        return self._backend.read(self._program, outputs[1], self._rows_read)
 
     def choices(self) -> List[int]:
         """Return the likeliest tokens of the oldest batch that chose; −1 where there is none."""

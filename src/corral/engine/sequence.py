@@ -39,6 +39,8 @@ class Sequence:
     """Tokens that end it."""
     is_reusing: bool = True
     """Whether it may begin with blocks of others, and leave its own to them."""
+    wants_vector: bool = False
+    """Whether the hidden state behind its prompt is wanted, and no token."""
     namespace: str = ""
     """Whom it belongs to: blocks are shared within, and turns are taken between them."""
     links: list[Link] = field(default_factory=list)

@@ -22,6 +22,7 @@ from corral.contract.messages import ChatPrompt, GenerationRequest
 from corral.contract.questions import (
     Answer,
     DescribeQuestion,
+    EmbedQuestion,
     Question,
     ServiceStatistics,
     StatisticsQuestion,
@@ -30,10 +31,11 @@ from corral.contract.service import Deliver
 from corral.engine.answering import Answering
 from corral.engine.asking import answer, describe
 from corral.engine.counts import Counts
+from corral.engine.embedding import embedding, require_embeddings
 from corral.engine.flight import Emission
 from corral.engine.opened import OpenedModel
 from corral.engine.reply_plan import plan_reply
-from corral.engine.sequence import SequenceState
+from corral.engine.sequence import Sequence, SequenceState
 from corral.engine.templates import prompt_tokens
 from corral.errors import Closed, InternalError, InvalidArgument, QueueFull, TimeLimitExceeded
 from corral.log import logger
@@ -74,9 +76,11 @@ class EngineService:
         self._samplers = opened.samplers
         self._live: dict[str, Answering] = {}
         self._changed = Condition()
-        """Guards `_live` and `_is_open`; notified when a request ends."""
+        """Guards `_live`, `_asked` and `_is_open`; notified when a request ends."""
         self._is_open = True
         self._is_closed = False
+        self._asked: dict[Future[Answer], Sequence | None] = {}
+        """Questions for vectors, each with its sequence once there is one."""
         self._of: dict[int, Answering] = {}
         """By sequence; the engine's thread's own."""
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -103,11 +107,8 @@ class EngineService:
                     f"request_id {request.request_id!r} belongs to a request that is not finished; "
                     "expected a new one"
                 )
-            if len(self._live) >= self._most_live:
-                raise QueueFull(
-                    f"{len(self._live)} requests run or wait, the most there may be: try again "
-                    "later, or serve with a larger queue"
-                )
+            if len(self._live) + len(self._asked) >= self._most_live:
+                raise self._full()
             self._live[request.request_id] = answering
             self._preparing.submit(self._prepare, answering)
 
@@ -130,14 +131,30 @@ class EngineService:
         with self._changed:
             if self._is_closed:
                 raise Closed(f"model {self._opened.name} was closed")
-            coming: Future[Answer] = self._asking.submit(answer, question, self._opened)
+            coming: Future[Answer]
+            if isinstance(question, EmbedQuestion):
+                coming = self._ask_vector(question)
+            else:
+                coming = self._asking.submit(answer, question, self._opened)
         try:
             return coming.result(timeout_s)
         except FutureTimeout:
             coming.cancel()
+            self._inbox.put(partial(self._drop_vector, coming))
             raise TimeLimitExceeded(
                 f"a {type(question).__name__} was not answered in {timeout_s:g} s"
             ) from None
+
+    def _ask_vector(self, question: EmbedQuestion) -> Future[Answer]:
+        """Queue a prompt whose hidden state is wanted; the lock is held."""
+        require_embeddings(self._opened)
+        self._require_open()
+        if len(self._live) + len(self._asked) >= self._most_live:
+            raise self._full()
+        coming: Future[Answer] = Future()
+        self._asked[coming] = None
+        self._preparing.submit(self._prepare_vector, question, coming)
+        return coming
 
     def statistics(self) -> ServiceStatistics:
         """Return what the service holds and has done, as it was after the last step."""
@@ -147,7 +164,7 @@ class EngineService:
         """Take no more requests and wait for those there are; return whether all have ended."""
         with self._changed:
             self._is_open = False
-            return self._changed.wait_for(lambda: not self._live, timeout_s)
+            return self._changed.wait_for(lambda: not (self._live or self._asked), timeout_s)
 
     def close(self) -> None:
         """End what runs, and give every byte of the model back; a second call does nothing."""
@@ -167,6 +184,13 @@ class EngineService:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _full(self) -> QueueFull:
+        count = len(self._live) + len(self._asked)
+        return QueueFull(
+            f"{count} requests run or wait, the most there may be: try again later, or serve with "
+            "a larger queue"
+        )
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -195,6 +219,15 @@ class EngineService:
         else:
             self._inbox.put(partial(self._begin, answering, tokens, sampler))
 
+    def _prepare_vector(self, question: EmbedQuestion, coming: Future[Answer]) -> None:
+        opened = self._opened
+        try:
+            tokens = prompt_tokens(question.prompt, opened.tokenizer, lambda: opened.template)
+        except Exception as error:
+            self._inbox.put(partial(self._settle_vector, coming, error))
+        else:
+            self._inbox.put(partial(self._begin_vector, coming, tokens, question.namespace))
+
     # What follows runs in the engine's thread.
 
     def _drive(self) -> None:
@@ -213,6 +246,8 @@ class EngineService:
             self._is_open = False
         for answering in tuple(self._live.values()):
             self._fail(answering, error or Closed(f"model {self._opened.name} was closed"))
+        for coming in tuple(self._asked):
+            self._settle_vector(coming, error or Closed(f"model {self._opened.name} was closed"))
         self._after_step()
 
     def _do_jobs(self) -> bool:
@@ -256,11 +291,51 @@ class EngineService:
         """Tell a request of its token, or of its end; what goes wrong there is its own loss."""
         answering = self._of.get(emission.sequence.id)
         if answering is None:
+            self._take_vector(emission)
             return
         try:
             self._advance(answering, emission)
         except Exception as error:
             self._fail(answering, error)
+
+    def _begin_vector(self, coming: Future[Answer], tokens: list[int], namespace: str) -> None:
+        if coming not in self._asked:
+            return  # nobody waits any more
+        try:
+            self._asked[coming] = self._opened.engine.submit(
+                tokens, sampler=None, max_tokens=0, namespace=namespace, wants_vector=True
+            )
+        except Exception as error:
+            self._settle_vector(coming, error)
+
+    def _take_vector(self, emission: Emission) -> None:
+        sequence = emission.sequence
+        with self._changed:
+            found = [coming for coming, asked in self._asked.items() if asked is sequence]
+        for coming in found:
+            try:
+                if emission.error is not None or emission.vector is None:
+                    raise emission.error or InternalError("a vector was wanted, and none came")
+                self._settle_vector(coming, embedding(emission.vector, sequence.num_prompt))
+            except Exception as error:
+                self._settle_vector(coming, error)
+
+    def _settle_vector(self, coming: Future[Answer], result: Answer | BaseException) -> None:
+        self._drop_vector(coming)
+        if not coming.set_running_or_notify_cancel():
+            return  # nobody waits any more
+        if isinstance(result, BaseException):
+            coming.set_exception(result)
+        else:
+            coming.set_result(result)
+
+    def _drop_vector(self, coming: Future[Answer]) -> None:
+        """Take a question for a vector out of the engine and of the books."""
+        with self._changed:
+            sequence = self._asked.pop(coming, None)
+            self._changed.notify_all()
+        if sequence is not None:
+            self._opened.engine.cancel(sequence)
 
     def _advance(self, answering: Answering, emission: Emission) -> None:
         sequence = emission.sequence

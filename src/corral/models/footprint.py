@@ -35,6 +35,8 @@ class Limits:
     """Rows of logits of one evaluation, at least `parallel`."""
     kv_blocks: int | None = None
     """Blocks of layers that see everything; None is enough for `parallel` full sequences."""
+    embeddings: bool = False
+    """Whether the last hidden states can be read beside the logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,7 @@ def choose_limits(
     kv_type: str = "f16",
     chunk: int = 512,
     kv_blocks: int | None = None,
+    embeddings: bool = False,
 ) -> Limits:
     """Return limits with defaults from the model's own context, checked.
 
@@ -77,7 +80,8 @@ def choose_limits(
             f"for one sequence of {context} tokens, and no more than {parallel} can use"
         )
     chunk = min(chunk, context * parallel)
-    return Limits(context, parallel, kv_type, chunk, max(32, parallel), kv_blocks)
+    outputs = max(32, parallel)
+    return Limits(context, parallel, kv_type, chunk, outputs, kv_blocks, embeddings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +122,9 @@ def write_graph(
     kv = cache_spec(family.layers(hyper), hyper, limits)
     builder = GraphBuilder(shape_class(limits))
     output = family.build(builder, Weights(builder, tensors), hyper, kv)
-    return ModelGraph(hyper, limits, kv, verify(builder.finish(output)))
+    # The logits are a product of the head's norm, which is what a text's meaning is read from.
+    outputs = (output, output.sources[0]) if limits.embeddings else (output,)
+    return ModelGraph(hyper, limits, kv, verify(builder.finish(*outputs)))
 
 
 def cache_spec(layers: tuple[LayerSpec, ...], hyper: Hyper, limits: Limits) -> KVSpec:

@@ -98,6 +98,7 @@ class RemoteService:
 
     def ask(self, question: Question, *, timeout_s: float) -> Answer:
         """Wait for the answer to a question; raises as `contract.service.Service` says."""
+        wire.require_readable(question)
         coming: Future[Answer] = Future()
         with self._lock:
             self._require_there()

@@ -33,7 +33,8 @@ from corral.errors import CorralError, DeviceFault, ProtocolError
 from corral.worker.outbox import Outbox
 from corral.worker.parent import die_with
 
-_ANSWERING_THREADS = 4
+_ANSWERING_THREADS = 16
+"""Questions at once; those for vectors are computed together."""
 _POLL_S = 0.05
 """How often a drain looks whether it is to be cut short."""
 _PROGRESS_S = 0.1
@@ -50,13 +51,17 @@ def main(arguments: list[str]) -> int:
     if not die_with(given.parent):
         return WorkerExit.PARENT_GONE
     log.configure(log.verbosity_of(settings().log_level))
-    connection = socket.socket(fileno=given.fd)
-    connection.set_inheritable(False)  # a helper that kept it open would hide our end
-    channel = wire.Channel(connection, wire.commands)
+    with socket.socket(fileno=given.fd) as connection:
+        connection.set_inheritable(False)  # a helper that kept it open would hide our end
+        return _work(wire.Channel(connection, wire.commands))
+
+
+def _work(channel: wire.Channel[wire.Command]) -> WorkerExit:
+    """Greet whoever is there, and do what is wanted."""
     try:
         channel.greet()
         first = channel.receive()
-    except EOFError:
+    except (EOFError, OSError):
         return WorkerExit.PARENT_GONE
     except ProtocolError as error:
         _log.error("%s", error)
@@ -111,7 +116,14 @@ class Worker:
         opened = open_by_name(
             Path(spec.model),
             Targets.of(spec.devices, spec.split, spec.gpu_layers),
-            Sizes(spec.context, spec.parallel, spec.kv_type, spec.kv_blocks, spec.chunk_beside),
+            Sizes(
+                spec.context,
+                spec.parallel,
+                spec.kv_type,
+                spec.kv_blocks,
+                spec.chunk_beside,
+                spec.embeddings,
+            ),
             threads=spec.threads,
             isolates_template=True,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),

@@ -23,6 +23,7 @@ def test_a_spec_of_defaults_is_fine():
         ("queue_capacity", MAX_QUEUE + 1),
         ("drain_s", float("nan")),
         ("drain_s", -1.0),
+        ("embeddings", 1),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(field, value):

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from corral.contract.messages import (
     ConstraintKind,
     Message,
     TextPrompt,
+    TokenPrompt,
     Tool,
     ToolCall,
 )
@@ -29,7 +31,15 @@ from corral.engine.model import Model
 from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
 from corral.engine.targets import Targets
-from corral.errors import Closed, DeviceFault, InvalidArgument, QueueFull, UnsupportedModel
+from corral.errors import (
+    Closed,
+    ContextExceeded,
+    DeviceFault,
+    InvalidArgument,
+    QueueFull,
+    TimeLimitExceeded,
+    UnsupportedModel,
+)
 from growth import live_objects
 from serving import LIMIT_S, Taker, answer, eventually, request, submit
 
@@ -42,9 +52,9 @@ def serve(paths):
     """Return a function that serves a tiny model; whatever it made is closed at the end."""
     made = []
 
-    def serve_one(*, queue_capacity=128, **settings):
+    def serve_one(path=paths["llama"], *, device="reference", queue_capacity=128, **settings):
         sizes = Sizes(**({"parallel": 2, "context": 128} | settings))
-        opened = open_by_name(paths["llama"], Targets.of("reference"), sizes)
+        opened = open_by_name(path, Targets.of(device), sizes)
         made.append(EngineService(opened, queue_capacity=queue_capacity))
         return made[-1]
 
@@ -285,8 +295,6 @@ def test_questions(service):
     assert described.weights_bytes == sum(
         row.allocated_bytes for row in described.memory if row.lifetime == "weights"
     )
-    with pytest.raises(UnsupportedModel, match="no embeddings"):
-        service.ask(EmbedQuestion(TextPrompt("x")), timeout_s=LIMIT_S)
     with pytest.raises(InvalidArgument):
         service.ask(DetokenizeQuestion((10**6,)), timeout_s=LIMIT_S)
 
@@ -370,3 +378,86 @@ def test_a_taker_takes_only_its_own(service):
         taker.finish()
         assert {event.request_id for event in taker.events} == {name}
     assert isinstance(takers["a"], Taker)
+
+
+class TestEmbeddings:
+    """Vectors of texts, from a model that also answers."""
+
+    def vector(self, service, prompt, **options):
+        """Return the vector of a prompt."""
+        found = service.ask(EmbedQuestion(prompt, **options), timeout_s=LIMIT_S)
+        return np.frombuffer(found.values, "<f4"), found.prompt_tokens
+
+    @pytest.mark.parametrize("device", ["reference", "cpu"])
+    def test_a_vector_is_what_logits_are_made_of(self, serve, device):
+        """Times the output matrix it points where the logits of the prompt do."""
+        service = serve(device=device, embeddings=True)
+        tokens = [5, 9, 200, 7] * 12
+        found, count = self.vector(service, TokenPrompt(tuple(tokens)))
+        assert (found.shape, count) == ((tiny.WIDTH,), 48)
+        assert np.linalg.norm(found) == pytest.approx(1, abs=1e-5)
+        taker = answer(service, "a", tokens, 1, sampling={"logprobs": 20, "temperature": 0.0})
+        top = {one.token: one.logprob for one in taker.events[0].logprobs.top}
+        made = tiny.values("output.weight", (tiny.VOCABULARY, tiny.WIDTH)) @ found
+        ids = list(top)
+        steps = np.diff([top[i] for i in ids]), np.diff(made[ids])
+        assert ids == np.argsort(-made)[: len(ids)].tolist()
+        np.testing.assert_allclose(steps[0] * steps[1].sum() / steps[0].sum(), steps[1], atol=1e-3)
+
+    def test_vectors_and_answers_run_beside_each_other(self, serve):
+        """One batch computes both, and neither is another for it; known beginnings are used."""
+        service = serve(embeddings=True)
+        alone = answer(service, "a", "Hello", 30).tokens
+        vector, _ = self.vector(service, TextPrompt("x" * 70))
+        takers = [submit(service, str(n), "Hello", 30) for n in range(3)]
+        again, _ = self.vector(service, TextPrompt("x" * 70), namespace="other")
+        np.testing.assert_allclose(again, vector, atol=1e-4)
+        for taker in takers:
+            taker.finish()
+            assert taker.tokens == alone
+        assert eventually(lambda: statistics(service).kv_blocks_used == 0)
+
+    def test_what_cannot_be_embedded_is_refused(self, serve, tmp_path):
+        """A model loaded for texts, a prompt too long, and a pooling that corral has not."""
+        with pytest.raises(UnsupportedModel, match="load it with embeddings"):
+            self.vector(serve(), TextPrompt("x"))
+        with pytest.raises(ContextExceeded):
+            self.vector(serve(embeddings=True), TextPrompt("x" * 128))
+        path = tiny.write(tmp_path / "mean.gguf", pooling_type=1)
+        with pytest.raises(UnsupportedModel, match="'mean'"):
+            self.vector(serve(path, embeddings=True), TextPrompt("x"))
+
+    def test_nobody_waits_for_a_closed_service(self, serve, monkeypatch):
+        """A question that waits when the service closes is answered so."""
+        service = serve(embeddings=True, parallel=1)
+        start = service._opened.engine._runner.start
+        slow = lambda *given, **options: (time.sleep(0.02), start(*given, **options))  # noqa: E731
+        monkeypatch.setattr(service._opened.engine._runner, "start", slow)
+        submit(service, "a", "x", None, ignore_eos=True).next()
+        failed = []
+
+        def ask():
+            try:
+                self.vector(service, TextPrompt("x"))
+            except Closed as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert eventually(lambda: service._asked or not asking.is_alive())
+        service.close()
+        asking.join()
+        assert len(failed) == 1
+        assert not service._asked
+
+    def test_a_question_given_up_leaves_nothing(self, serve):
+        """When time is up its sequence goes, too."""
+        service = serve(embeddings=True, parallel=1, context=256)
+        held = submit(service, "a", "x", None, ignore_eos=True)
+        held.next()
+        with pytest.raises(TimeLimitExceeded):
+            service.ask(EmbedQuestion(TextPrompt("y" * 9)), timeout_s=0.001)
+        assert eventually(lambda: not service._asked)
+        service.cancel("a")
+        held.finish()
+        assert eventually(lambda: statistics(service).kv_blocks_used == 0)

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,25 @@ def test_each_device_holds_what_was_planned_for_it(deep):
         assert loaded.layers == runs
         loaded.close()
         assert ledger.statistics() == ()
+
+
+def test_a_hidden_state_comes_from_the_last_device(deep):
+    """It is read where the logits are, and is what one device alone gives."""
+    limits = replace(LIMITS, embeddings=True)
+    found = []
+    for runs in ((range(4),), (range(1), range(1, 4))):
+        with ExitStack() as stack:
+            devices = [stack.enter_context(ReferenceDevice()) for _ in runs]
+            loaded = Loaded(deep["llama"], devices, limits, layers=runs)
+            stack.callback(loaded.close)
+            loaded.engine.submit(prompt(40), sampler=None, max_tokens=0, wants_vector=True)
+            emissions = []
+            while loaded.engine.has_work:
+                emissions += loaded.engine.step()
+            (emission,) = emissions
+            found.append(emission.vector)
+    assert found[0].shape == (tiny.WIDTH,)
+    assert np.array_equal(*found)
 
 
 def _on(entry, device):

@@ -10,6 +10,7 @@ from corral.contract import wire
 from corral.contract.events import FinishEvent, FinishReason, TokenEvent
 from corral.contract.questions import (
     Description,
+    DetokenizeQuestion,
     StatisticsQuestion,
     TextAnswer,
     TokenizeQuestion,
@@ -217,3 +218,16 @@ def test_nothing_is_taken_before_the_model_is_there():
     """A worker that loads has no room for requests yet."""
     with connected(is_ready=False, queue_capacity=0) as (service, _), pytest.raises(QueueFull):
         service.submit(request("a"), Taker())
+
+
+def test_what_no_message_can_hold_is_refused_and_harms_nothing():
+    """Half of a surrogate pair, numbers without end, wrong types: nothing of it is sent."""
+    with connected() as (service, script):
+        with pytest.raises(InvalidArgument, match="surrogates"):
+            submit(service, "a", "\ud800")
+        for tokens in ((1 << 80,), ("x",), (True,)):
+            with pytest.raises(InvalidArgument):
+                service.ask(DetokenizeQuestion(tokens), timeout_s=LIMIT_S)
+        assert service.num_live == 0
+        submit(service, "a")
+        assert script.hear() == wire.Submit(request("a"))

@@ -149,6 +149,36 @@ def test_a_process_that_keeps_dying_is_given_up(path, monkeypatch):
         assert worker.output == ("no luck",)
 
 
+FAULTY = """
+import sys
+from corral.engine.runner import Runner
+from corral.errors import DeviceFault
+from corral.worker.worker import main
+started = Runner.start
+def start(self, batch, **options):
+    if any(7 in rows.sequence.tokens for rows in batch):
+        raise DeviceFault("the device fell off the bus")
+    started(self, batch, **options)
+Runner.start = start
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_worker_whose_device_fails_ends_and_comes_back(path):
+    """Only a new process can help; whoever was in it is told what happened."""
+    spec = WorkerSpec(model=str(path), devices=("reference",), context=128)
+    with (
+        nothing_left(),
+        supervise(spec, command=(sys.executable, "-c", FAULTY)) as worker,
+    ):
+        worker.wait_until_ready(LIMIT_S)
+        assert answer(worker, "a", [5], 3).error is None
+        assert answer(worker, "b", [7], 3).error == "device_fault"
+        assert eventually(lambda: worker.status.restarts == 1)
+        assert eventually(lambda: worker.state is WorkerState.READY)
+        assert answer(worker, "c", [5], 3).error is None
+
+
 def test_another_version_is_no_worker(path):
     """A process that greets in another language is not spoken to."""
     greeting = (
