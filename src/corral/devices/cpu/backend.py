@@ -8,17 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.base import NOTHING_SENT, ModelBuffers, Program, Progress, Sent
-from corral.devices.closing import Closing
 from corral.devices.cpu.compile import KernelSpec
 from corral.devices.cpu.lower import Instruction, lower_graph, write_records
 from corral.devices.cpu.rules import RULES, pack_spec
 from corral.devices.cpu.team import ThreadTeam
 from corral.devices.host import array_at
-from corral.devices.staging import HostRows, Staging
-from corral.errors import InternalError
-from corral.memory.buffer import Buffer
+from corral.devices.in_turn import InTurn
+from corral.devices.staging import Staging
 from corral.memory.plan import Plan
-from corral.memory.stored import StoredSlot
 from corral.tensor.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -37,10 +34,10 @@ class CpuProgram:
     num_records: int
 
 
-class CpuBackend(Closing):
+class CpuBackend(InTurn):
     """A team of threads on the CPU device."""
 
-    is_asynchronous = False
+    _device: "CpuDevice"
 
     def __init__(self, device: "CpuDevice") -> None:
         self._device = device
@@ -70,12 +67,6 @@ class CpuBackend(Closing):
         staging = Staging(plan, buffers)
         return CpuProgram(plan, buffers, staging, address, len(instructions))
 
-    def upload(
-        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
-    ) -> None:
-        """Store rows as the device does."""
-        self._device.upload(slot, weights, first_row, data)
-
     def run(
         self,
         program: Program,
@@ -97,18 +88,6 @@ class CpuBackend(Closing):
         program.buffers.require_open()
         program.staging.write(inputs, outputs, received)
         self._team.run(program.address, program.num_records)
-
-    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
-        """Return rows of an output of the last run, for others to receive.
-
-        Raises:
-            Closed: as `read`.
-        """
-        return HostRows(self.read(program, tensor, rows))
-
-    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
-        """Refuse: who asks has the logits."""
-        raise InternalError("this backend computes logits before it returns, and chooses no tokens")
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Return rows of an output, in the scratch arena; valid until the next run.

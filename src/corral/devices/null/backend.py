@@ -8,13 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.base import NOTHING_SENT, Device, ModelBuffers, Program, Progress, Sent
-from corral.devices.closing import Closing
+from corral.devices.in_turn import InTurn
 from corral.devices.null.traffic import traffic
-from corral.devices.staging import HostRows, arrived, count
-from corral.errors import InternalError
-from corral.memory.buffer import Buffer
+from corral.devices.staging import arrived, count
 from corral.memory.plan import Plan
-from corral.memory.stored import StoredSlot
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
 
@@ -38,10 +35,8 @@ class NullProgram:
     buffers: ModelBuffers
 
 
-class NullBackend(Closing):
+class NullBackend(InTurn):
     """An executor that does nothing."""
-
-    is_asynchronous = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -65,12 +60,6 @@ class NullBackend(Closing):
             if progress:
                 progress("lower", number, len(plan.graph))
         return NullProgram(plan, buffers)
-
-    def upload(
-        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
-    ) -> None:
-        """Store rows as the device does."""
-        self._device.upload(slot, weights, first_row, data)
 
     def run(
         self,
@@ -104,18 +93,6 @@ class NullBackend(Closing):
             bytes_moved=before.bytes_moved
             + sum(traffic(node, layout, inputs, counts) for node in graph),
         )
-
-    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
-        """Return zeros for others to receive.
-
-        Raises:
-            Closed: after close().
-        """
-        return HostRows(self.read(program, tensor, rows))
-
-    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
-        """Refuse: who asks has the logits."""
-        raise InternalError("this backend computes logits before it returns, and chooses no tokens")
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Return zeros of the shape asked for.

@@ -8,15 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.base import NOTHING_SENT, Device, ModelBuffers, Program, Progress, Sent
-from corral.devices.closing import Closing
 from corral.devices.host import array_at
+from corral.devices.in_turn import InTurn
 from corral.devices.reference.ops import KERNELS, Kernel
 from corral.devices.reference.storage import tensor_array
-from corral.devices.staging import Counts, HostRows, Staging
-from corral.errors import InternalError
-from corral.memory.buffer import Buffer
+from corral.devices.staging import Counts, Staging
 from corral.memory.plan import Plan
-from corral.memory.stored import StoredSlot
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
 
@@ -49,10 +46,8 @@ class ReferenceProgram:
     steps: tuple[Step, ...]
 
 
-class ReferenceBackend(Closing):
+class ReferenceBackend(InTurn):
     """An executor on the reference device; evaluates at once, in the caller's thread."""
-
-    is_asynchronous = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -79,12 +74,6 @@ class ReferenceBackend(Closing):
         staging = Staging(plan, buffers)
         return ReferenceProgram(plan, buffers, staging, tuple(steps))
 
-    def upload(
-        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
-    ) -> None:
-        """Store rows as the device does."""
-        self._device.upload(slot, weights, first_row, data)
-
     def run(
         self,
         program: Program,
@@ -107,18 +96,6 @@ class ReferenceBackend(Closing):
         counts = program.staging.write(inputs, outputs, received)
         for step in program.steps:
             step.run(counts)
-
-    def send(self, program: Program, tensor: Tensor, rows: int) -> Sent:
-        """Return rows of an output of the last run, for others to receive.
-
-        Raises:
-            Closed: as `read`.
-        """
-        return HostRows(self.read(program, tensor, rows))
-
-    def choices(self, program: Program, rows: int) -> NDArray[np.int32]:
-        """Refuse: who asks has the logits."""
-        raise InternalError("this backend computes logits before it returns, and chooses no tokens")
 
     def read(self, program: Program, tensor: Tensor, rows: int) -> NDArray[np.float32]:
         """Return rows of an output, in the scratch arena; valid until the next run.
