@@ -63,6 +63,11 @@ class Taker:
         """The code of the error that ended the request, or None."""
         return next((e.code for e in self.events if isinstance(e, ErrorEvent)), None)
 
+    @property
+    def message(self):
+        """What that error says, or None."""
+        return next((e.message for e in self.events if isinstance(e, ErrorEvent)), None)
+
 
 def submit(service, *given, **options):
     """Submit a request and return what takes its events."""

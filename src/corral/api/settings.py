@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from corral.contract.sampling import SamplingParams
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+STUCK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ApiSettings:
     """Origins of pages elsewhere that may ask; "*" stands for any."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """What counts where a request does not say."""
-    stuck_s: float = 60.0
+    stuck_s: float = STUCK_S
     """A step older than this, while there is work, makes /health say so."""
     ping_s: float = 15.0
     """A stream that is silent for so long gets a comment."""

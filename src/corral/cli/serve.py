@@ -54,6 +54,8 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...]
     cors_origins: tuple[str, ...]
     drain_s: float
+    stuck_s: float
+    """0 waits for ever."""
     is_json: bool
 
 
@@ -70,7 +72,7 @@ def execute(given: Sequence[str]) -> int:
     _warn_if_open(serve)
     with bind(serve.host, serve.port) as bound:
         address = url(serve.host, bound.getsockname()[1])
-        with _supervised(_spec(serve, path)) as worker:
+        with _supervised(_spec(serve, path), serve.stuck_s or None) as worker:
             app = make_app(worker, api, worker=lambda: worker.status, devices=_devices)
             server = Server(app, RunOptions(drain_s=serve.drain_s, limits=api.limits))
             watch = _Watch(worker, server, serve, address)
@@ -83,10 +85,10 @@ def execute(given: Sequence[str]) -> int:
     return 0
 
 
-def _supervised(spec: "WorkerSpec") -> "Supervisor":
+def _supervised(spec: "WorkerSpec", stuck_s: float | None) -> "Supervisor":
     from corral.router.supervisor import supervise
 
-    return supervise(spec)
+    return supervise(spec, stuck_s=stuck_s)
 
 
 def _parse(given: Sequence[str]) -> ServeOptions:
@@ -123,6 +125,7 @@ def _parse(given: Sequence[str]) -> ServeOptions:
         allowed_hosts=tuple(name.lower() for name in parsed.allowed_host),
         cors_origins=tuple(parsed.cors_origin),
         drain_s=parsed.drain,
+        stuck_s=parsed.stuck,
         is_json=parsed.json,
     )
 
@@ -149,6 +152,14 @@ def _add_capacity(parser: Parser) -> None:
         type=real(0, 86_400),
         default=30.0,
         help="how long running answers may go on after Ctrl-C or SIGTERM (default: 30)",
+    )
+    group.add_argument(
+        "--stuck",
+        metavar="SECONDS",
+        type=real(0, 86_400),
+        default=300.0,
+        help="how long one step may take before the model's process is taken to hang, and is "
+        "started again; 0 waits for ever (default: 300)",
     )
 
 
@@ -243,7 +254,7 @@ def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
 
 def _api_settings(serve: ServeOptions, path: Path) -> "ApiSettings":
     from corral.api.security import digest
-    from corral.api.settings import LOOPBACK_HOSTS, ApiSettings
+    from corral.api.settings import LOOPBACK_HOSTS, STUCK_S, ApiSettings
 
     own = set() if is_loopback(serve.host) else {socket.gethostname().lower()}
     name = serve.load.model
@@ -256,6 +267,7 @@ def _api_settings(serve: ServeOptions, path: Path) -> "ApiSettings":
         allows_addresses=not is_loopback(serve.host),
         cors_origins=serve.cors_origins,
         sampling=_sampling(path),
+        stuck_s=min(STUCK_S, serve.stuck_s / 2) if serve.stuck_s else STUCK_S,
     )
 
 

@@ -135,7 +135,8 @@ class ServiceStatistics(msgspec.Struct, frozen=True, kw_only=True, tag="service_
     queue_capacity: int = 0
     steps: int = 0
     step_age_s: float = 0.0
-    """Seconds since the engine last finished a step, while there is work; a stuck one's grows."""
+    """Seconds since the engine last finished a step, or since a prompt is being prepared, while
+    there is work; where something is stuck it grows."""
     slots: tuple[SlotState, ...] = ()
 
 

@@ -23,10 +23,19 @@ class Counts:
         self._slots: tuple[SlotState, ...] = ()
         self._busy_since: float | None = None
         """When the last step ended, or the first after a rest began; None while there is rest."""
+        self._preparing_since: float | None = None
 
     def woke(self) -> None:
         """Note that a rest is over."""
         self._busy_since = time.monotonic()
+
+    def preparing(self) -> None:
+        """Note that a prompt is being prepared from now on."""
+        self._preparing_since = time.monotonic()
+
+    def prepared(self) -> None:
+        """Note that none is any more."""
+        self._preparing_since = None
 
     def stepped(self, engine: Engine, answers: Mapping[int, Answering]) -> None:
         """Note the state of the engine after a step."""
@@ -47,7 +56,8 @@ class Counts:
 
     def statistics(self, num_live: int) -> ServiceStatistics:
         """Return all counts; `num_live` requests run, wait or are being prepared."""
-        engine, usage, since = self._engine, self._usage, self._busy_since
+        engine, usage, now = self._engine, self._usage, time.monotonic()
+        begun = [at for at in (self._busy_since, self._preparing_since) if at is not None]
         total = engine.num_blocks[-1]
         return ServiceStatistics(
             waiting_requests=max(0, num_live - engine.running),
@@ -61,6 +71,6 @@ class Counts:
             preemptions=engine.preemptions,
             queue_capacity=self._queue_capacity,
             steps=engine.evaluations,
-            step_age_s=0.0 if since is None or not num_live else time.monotonic() - since,
+            step_age_s=now - min(begun) if begun and num_live else 0.0,
             slots=self._slots,
         )

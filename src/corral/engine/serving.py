@@ -158,7 +158,7 @@ class EngineService:
 
     def statistics(self) -> ServiceStatistics:
         """Return what the service holds and has done, as it was after the last step."""
-        return self._counts.statistics(len(self._live))
+        return self._counts.statistics(len(self._live) + len(self._asked))
 
     def drain(self, timeout_s: float) -> bool:
         """Take no more requests and wait for those there are; return whether all have ended."""
@@ -203,6 +203,7 @@ class EngineService:
     def _prepare(self, answering: Answering) -> None:
         """Do for a request what takes time and needs no engine."""
         opened, request = self._opened, answering.request
+        self._counts.preparing()
         try:
             tokens = prompt_tokens(request.prompt, opened.tokenizer, lambda: opened.template)
             is_chat = isinstance(request.prompt, ChatPrompt)
@@ -218,15 +219,20 @@ class EngineService:
             self._inbox.put(partial(self._fail, answering, error))
         else:
             self._inbox.put(partial(self._begin, answering, tokens, sampler))
+        finally:
+            self._counts.prepared()
 
     def _prepare_vector(self, question: EmbedQuestion, coming: Future[Answer]) -> None:
         opened = self._opened
+        self._counts.preparing()
         try:
             tokens = prompt_tokens(question.prompt, opened.tokenizer, lambda: opened.template)
         except Exception as error:
             self._inbox.put(partial(self._settle_vector, coming, error))
         else:
             self._inbox.put(partial(self._begin_vector, coming, tokens, question.namespace))
+        finally:
+            self._counts.prepared()
 
     # What follows runs in the engine's thread.
 

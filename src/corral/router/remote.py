@@ -54,13 +54,14 @@ class RemoteService:
         self._next_number = 0
         self._most_live = 0
         self._lost: CorralError | None = None
+        self._given_up: CorralError | None = None
 
     def read(self) -> None:
         """Deliver what comes until the connection ends, then end what was under way."""
         try:
             while (report := self._channel.receive()) is not None:
                 self._take(report)
-            self._lose(WorkerLost("the process that holds the model is gone"))
+            self._lose(self._given_up or WorkerLost("the process that holds the model is gone"))
         except ProtocolError as error:
             self._lose(error)
 
@@ -119,6 +120,11 @@ class RemoteService:
     def stop(self, drain_s: float) -> None:
         """Have the worker end, and what runs get so many seconds."""
         self._tell(wire.Stop(drain_s))
+
+    def give_up(self, reason: CorralError) -> None:
+        """End the connection, and all that is under way with this error; from any thread."""
+        self._given_up = reason
+        self._channel.shut()
 
     @property
     def num_live(self) -> int:

@@ -32,6 +32,7 @@ from corral.errors import Closed, CorralError, ProtocolError, TimeLimitExceeded,
 from corral.log import logger
 from corral.router.process import WorkerProcess, resident_bytes
 from corral.router.remote import RemoteService
+from corral.router.watchdog import STUCK_S, Watchdog
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -44,22 +45,31 @@ _TERM_S = 3.0
 _log = logger(__name__)
 
 
-def supervise(spec: WorkerSpec, *, command: tuple[str, ...] = ()) -> "Supervisor":
+def supervise(
+    spec: WorkerSpec, *, stuck_s: float | None = STUCK_S, command: tuple[str, ...] = ()
+) -> "Supervisor":
     """Start a worker and keep it; returns at once, while it loads.
+
+    Args:
+        stuck_s: how long a step may take, or a worker be silent, before it is killed and another
+            one started; None waits for ever.
 
     Raises:
         InvalidArgument: if the spec cannot be.
     """
     spec.validate()
-    return Supervisor(spec, command)
+    return Supervisor(spec, stuck_s, command)
 
 
 class Supervisor:
     """A worker that is there as long as this is, whatever happens to its process."""
 
-    def __init__(self, spec: WorkerSpec, command: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, spec: WorkerSpec, stuck_s: float | None, command: tuple[str, ...] = ()
+    ) -> None:
         """Use `supervise`."""
         self.spec = spec
+        self._stuck_s = stuck_s
         self._command = command
         self._changed = threading.Condition()
         """Guards all that follows; notified when the state changes or an end is wanted."""
@@ -193,11 +203,19 @@ class Supervisor:
         except WorkerLost as error:
             return error
         refused: list[CorralError] = []
+        watchdogs: list[Watchdog] = []
 
         def watch(report: wire.Progress | wire.Ready | wire.Failed) -> None:
             if isinstance(report, wire.Failed):
                 refused.append(error_of(report.code, report.message))
+            if isinstance(report, wire.Ready) and self._stuck_s is not None:
+                watchdogs.append(Watchdog(remote, self._stuck_s, end))
             self._watch(report)
+
+        def end(error: CorralError) -> None:
+            refused.append(error)
+            remote.give_up(error)
+            process.kill()
 
         remote = RemoteService(process.channel, watch, queue_capacity=self.spec.queue_capacity)
         with self._changed:
@@ -214,6 +232,8 @@ class Supervisor:
             _log.debug("a worker ended before it was told what to do")
         else:
             remote.read()
+        for watchdog in watchdogs:
+            watchdog.end()
         return self._ended(process, refused[-1] if refused else None)
 
     def _ended(self, process: WorkerProcess, error: CorralError | None) -> CorralError | None:

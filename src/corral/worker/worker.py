@@ -25,6 +25,7 @@ from corral import log
 from corral.config import settings
 from corral.contract import wire
 from corral.contract.events import FinishEvent, FinishReason, described, error_event
+from corral.contract.questions import DescribeQuestion, StatisticsQuestion
 from corral.contract.worker import WorkerExit, WorkerSpec
 from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
@@ -178,6 +179,8 @@ class Worker:
             case wire.Cancel(request_id=request_id):
                 if self._service is not None:
                     self._service.cancel(request_id)
+            case wire.Ask(question=StatisticsQuestion() | DescribeQuestion()):
+                self._answer(command)  # known at once: it does not wait for those that take long
             case wire.Ask():
                 self._asking.submit(self._answer, command)
             case wire.Stop(drain_s=seconds):

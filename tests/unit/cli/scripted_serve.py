@@ -44,7 +44,7 @@ class ScriptedSupervisor(ScriptedService):
 
 def install(script, patch=setattr):
     """Have `corral serve` use a scripted service."""
-    patch(serve, "_supervised", lambda spec: ScriptedSupervisor(script))
+    patch(serve, "_supervised", lambda spec, stuck_s: ScriptedSupervisor(script))
 
 
 if __name__ == "__main__":

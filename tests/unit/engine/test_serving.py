@@ -27,6 +27,7 @@ from corral.contract.questions import (
     StatisticsQuestion,
     TokenizeQuestion,
 )
+from corral.engine import serving
 from corral.engine.model import Model
 from corral.engine.opened import Sizes, open_by_name
 from corral.engine.serving import EngineService
@@ -279,6 +280,22 @@ def test_statistics_tell_what_runs(service):
     for taker in (held, *waiting):
         taker.finish()
     assert eventually(lambda: statistics(service).kv_blocks_used == 0)
+    assert statistics(service).step_age_s == 0
+
+
+def test_a_prompt_that_is_prepared_for_ever_is_noticed(service, monkeypatch):
+    """What hangs before the first step grows as old as a step that hangs."""
+    go_on = threading.Event()
+
+    def wait(*_):
+        assert go_on.wait(LIMIT_S)
+        return [1]
+
+    monkeypatch.setattr(serving, "prompt_tokens", wait)
+    taker = submit(service, "a", "Hello", 1)
+    assert eventually(lambda: statistics(service).step_age_s > 0.05)
+    go_on.set()
+    taker.finish()
     assert statistics(service).step_age_s == 0
 
 

@@ -179,6 +179,54 @@ def test_a_worker_whose_device_fails_ends_and_comes_back(path):
         assert answer(worker, "c", [5], 3).error is None
 
 
+HANGING = """
+import sys, time
+from corral.engine.runner import Runner
+from corral.worker.worker import main
+started = Runner.start
+def start(self, batch, **options):
+    if any(7 in rows.sequence.tokens for rows in batch):
+        time.sleep(1000)
+    started(self, batch, **options)
+Runner.start = start
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_worker_whose_step_does_not_end_is_replaced(path):
+    """Whoever waits is told what happened; the next worker answers."""
+    spec = WorkerSpec(model=str(path), devices=("reference",), context=128)
+    command = (sys.executable, "-c", HANGING)
+    with nothing_left(), supervise(spec, stuck_s=3.0, command=command) as worker:
+        worker.wait_until_ready(LIMIT_S)
+        expected = answer(worker, "a", [5], 3).tokens
+        takers = [submit(worker, name, [7], 3) for name in ("b", "c")]
+        assert eventually(
+            lambda: worker.ask(StatisticsQuestion(), timeout_s=LIMIT_S).step_age_s > 0.5
+        )
+        for taker in takers:
+            taker.finish()
+            assert "no step of its engine ended" in taker.message
+        assert eventually(lambda: worker.status.restarts == 1)
+        assert eventually(lambda: worker.state is WorkerState.READY)
+        assert answer(worker, "d", [5], 3).tokens == expected
+
+
+def test_a_worker_that_says_nothing_is_replaced(path):
+    """A process that the system does not let run cannot tell of itself."""
+    spec = WorkerSpec(model=str(path), devices=("reference",), context=128)
+    with nothing_left(), supervise(spec, stuck_s=3.0) as worker:
+        worker.wait_until_ready(LIMIT_S)
+        pid = worker.status.pid
+        os.kill(pid, signal.SIGSTOP)
+        taker = submit(worker, "a", [5], 3)
+        taker.finish()
+        assert taker.error == "worker_lost"
+        assert "did not answer" in taker.message
+        assert eventually(lambda: worker.state is WorkerState.READY and worker.status.pid != pid)
+        assert answer(worker, "b", [5], 3).error is None
+
+
 def test_another_version_is_no_worker(path):
     """A process that greets in another language is not spoken to."""
     greeting = (

@@ -3,15 +3,22 @@
 import os
 import socket
 import struct
+import threading
 
 import pytest
 
 from corral.contract import wire
 from corral.contract.events import TokenEvent
-from corral.contract.questions import TokensAnswer
-from corral.contract.worker import WorkerExit
+from corral.contract.questions import (
+    ServiceStatistics,
+    StatisticsQuestion,
+    TokenizeQuestion,
+    TokensAnswer,
+)
+from corral.contract.worker import WorkerExit, WorkerSpec
 from corral.worker.outbox import Outbox
-from corral.worker.worker import _seldom, main
+from corral.worker.worker import Worker, _seldom, main
+from serving import LIMIT_S
 
 
 @pytest.fixture
@@ -63,6 +70,35 @@ def test_nobody_at_the_other_end_is_no_error(ends):
     for _ in range(3):
         outbox.send(wire.Progress("x", 1, 1))
     outbox.close()
+
+
+class Busy:
+    """A service that answers questions about itself, and no other until it is let go."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+
+    def ask(self, question, *, timeout_s):
+        """Answer, or wait."""
+        if isinstance(question, StatisticsQuestion):
+            return ServiceStatistics(steps=5)
+        assert self.go_on.wait(LIMIT_S)
+        return TokensAnswer(())
+
+
+def test_how_it_is_can_be_asked_however_busy_it_is(ends):
+    """A worker with as many long questions as there may be still tells of itself."""
+    near, far = ends
+    worker, service = Worker(near, WorkerSpec(model="m")), Busy()
+    worker._service = service
+    for number in range(40):
+        worker._obey(wire.Ask(number, TokenizeQuestion("x"), LIMIT_S))
+    worker._obey(wire.Ask(99, StatisticsQuestion(), LIMIT_S))
+    assert far.receive() == wire.Answered(99, ServiceStatistics(steps=5))
+    service.go_on.set()
+    assert {far.receive().number for _ in range(40)} == set(range(40))
+    worker._asking.shutdown()
+    worker._outbox.close()
 
 
 def test_progress_is_told_seldom():
