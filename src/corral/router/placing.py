@@ -80,8 +80,8 @@ class Wanted:
 
     preset: Preset
     footprints: tuple[Footprint, ...]
-    observed: Mapping[str, int] = field(default_factory=dict)
-    """By memory, what it was seen to take when it did not fit there; at least that is needed."""
+    observed: Mapping[tuple[str, ...], Mapping[str, int]] = field(default_factory=dict)
+    """By devices and then memory, what it was seen to take there; at least that is needed."""
 
     @property
     def name(self) -> str:
@@ -118,7 +118,9 @@ class Policy:
     """How eager the router is."""
 
     min_residency_s: float = 10.0
-    """How long a model that became ready stays at least if others want its place."""
+    """How long a model that became ready stays at least if others want its place …"""
+    idle_s: float = 1.0
+    """… unless nobody used it for so long."""
     max_wait_s: float = 30.0
     """How long one who waits for a place lets newcomers of the models in its place go first."""
     process_bytes: int = 256 << 20
