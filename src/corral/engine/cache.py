@@ -3,11 +3,31 @@
 It gives blocks to sequences and takes them back; who gets some, and when, is decided elsewhere.
 """
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from corral.engine.sequence import Sequence
 from corral.kv.pool import BlockPool, PoolStatistics
-from corral.kv.prefix import PrefixPool, extend
+from corral.kv.prefix import PrefixPool, as_bytes, extend, root, tail
 from corral.kv.spec import BLOCK_TOKENS, GroupSpec
 from corral.kv.table import BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is known of the first tokens of a sequence that waits."""
+
+    blocks: tuple[int, ...] = ()
+    """Full ones, which it may share."""
+    tail: int | None = None
+    """A part-filled one behind them, which it may take over."""
+    num_tokens: int = 0
+    """Tokens that these blocks hold."""
+    num_idle: int = 0
+    """Blocks among them that count as free until they are used."""
+
+
+NOTHING = Beginning()
 
 
 class Cache:
@@ -37,26 +57,45 @@ class Cache:
         if sequence.is_reusing:
             self._extend(sequence, (len(sequence.tokens) - 1) // BLOCK_TOKENS)
 
-    def known(self, sequence: Sequence) -> list[int]:
-        """Return the blocks that a waiting sequence can begin with."""
+    def known(self, sequence: Sequence, taken: Collection[int] = ()) -> Beginning:
+        """Return what a waiting sequence can begin with.
+
+        Args:
+            taken: tails that others will have taken over before it is admitted.
+        """
         if self._prefixes is None or not sequence.is_reusing:
-            return []
-        return self._prefixes.find(sequence.links)
+            return NOTHING
+        blocks = self._prefixes.find(sequence.links)
+        num_tokens, idle = len(blocks) * BLOCK_TOKENS, self._prefixes.num_idle(blocks)
+        last = self._tail_behind(sequence, len(blocks), taken)
+        if last is None:
+            return Beginning(tuple(blocks), None, num_tokens, idle)
+        num_tokens += self._prefixes.num_tokens(last)
+        return Beginning(tuple(blocks), last, num_tokens, idle + 1)
 
-    def num_idle(self, blocks: list[int]) -> int:
-        """Return how many of some known blocks count as free until they are adopted."""
-        return 0 if self._prefixes is None else self._prefixes.num_idle(blocks)
+    def _tail_behind(
+        self, sequence: Sequence, num_blocks: int, taken: Collection[int]
+    ) -> int | None:
+        """Return the tail that goes on where a sequence's known blocks end, if there is one."""
+        assert self._prefixes is not None
+        links = sequence.links
+        parent = links[num_blocks - 1].digest if num_blocks else root(sequence.namespace)
+        first = num_blocks * BLOCK_TOKENS
+        rest = sequence.tokens[first : min(first + BLOCK_TOKENS, len(sequence.tokens)) - 1]
+        return self._prefixes.find_tail(parent, as_bytes(rest), taken)
 
-    def open_tables(self, sequence: Sequence) -> int:
+    def open_tables(self, sequence: Sequence, beginning: Beginning = NOTHING) -> int:
         """Give a waiting sequence its tables and what is known of it; return how many tokens."""
         sequence.tables = tuple(
             BlockTable(pool, window=group.window)
             for pool, group in zip(self._pools, self._groups, strict=True)
         )
-        known = self.known(sequence)
-        if known:
-            sequence.tables[0].adopt(known)
-        return len(known) * BLOCK_TOKENS
+        if beginning.blocks:
+            sequence.tables[0].adopt(beginning.blocks)
+        if beginning.tail is not None and self._prefixes is not None:
+            self._prefixes.take_over(beginning.tail)
+            sequence.tables[0].own(beginning.tail)
+        return beginning.num_tokens
 
     def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether so many more tokens of a sequence fit."""
@@ -88,12 +127,21 @@ class Cache:
         if self._prefixes is not None and sequence.tables:
             for block in sequence.tables[0].blocks:
                 self._prefixes.forget(block)
+            sequence.is_reusing = False
 
     def close_tables(self, sequence: Sequence) -> None:
-        """Take every block of a sequence back."""
+        """Take every block of a sequence back, and remember the last one if it is part-filled."""
+        if self._prefixes is not None and sequence.is_reusing and sequence.tables:
+            self._keep_tail(sequence, self._prefixes)
         for table in sequence.tables:
             table.trim(0)
         sequence.tables = ()
+
+    def _keep_tail(self, sequence: Sequence, prefixes: PrefixPool) -> None:
+        computed = sequence.num_computed
+        link = tail(sequence.links, sequence.tokens, computed, namespace=sequence.namespace)
+        if link is not None:
+            prefixes.keep(sequence.tables[0].blocks[link.number], link)
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> None:
         extend(sequence.links, sequence.tokens, num_blocks, namespace=sequence.namespace)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from corral.contract.events import FinishReason
 from corral.engine.batch import Rows
-from corral.engine.cache import Cache
+from corral.engine.cache import Beginning, Cache
 from corral.engine.flight import Emission, Flight, chosen_token, translated
 from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner
@@ -31,7 +31,7 @@ from corral.engine.scheduler import Budget, Candidate, Slice, preempted, schedul
 from corral.engine.sequence import Sequence, SequenceState
 from corral.engine.waiting import WaitingLine
 from corral.errors import ContextExceeded, CorralError, DeviceFault, InvalidArgument, ResourceError
-from corral.kv.spec import BLOCK_TOKENS, GroupSpec, blocks_for
+from corral.kv.spec import GroupSpec, blocks_for
 from corral.sampling.sampler import Sampler
 
 
@@ -58,6 +58,8 @@ class Engine:
         self._runner = runner
         self._cache = Cache(groups)
         self._waiting = WaitingLine()
+        self._beginnings: dict[int, Beginning] = {}
+        """What each sequence that may be admitted now would begin with."""
         self._running: dict[int, Sequence] = {}
         """In the order in which they were admitted."""
         self._next_id = 0
@@ -301,11 +303,17 @@ class Engine:
             Candidate(s.id, s.num_pending, True, s.num_computed) for s in self._running.values()
         ]
         free = self._runner.shapes.sequences - len(self._running)
+        self._beginnings.clear()
+        tails: set[int] = set()
         for sequence in islice(self._waiting, free):
-            known = self._cache.known(sequence)
-            computed = len(known) * BLOCK_TOKENS
-            pending, idle = len(sequence.tokens) - computed, self._cache.num_idle(known)
-            candidates.append(Candidate(sequence.id, pending, False, computed, idle))
+            known = self._cache.known(sequence, tails)
+            self._beginnings[sequence.id] = known
+            if known.tail is not None:
+                tails.add(known.tail)
+            pending = len(sequence.tokens) - known.num_tokens
+            candidates.append(
+                Candidate(sequence.id, pending, False, known.num_tokens, known.num_idle)
+            )
         return candidates
 
     def _among(self, slices: tuple[Slice, ...]) -> list[Sequence]:
@@ -318,7 +326,8 @@ class Engine:
         self._waiting.admit(sequence)
         self._running[sequence.id] = sequence
         sequence.state = SequenceState.RUNNING
-        sequence.num_computed = self._cache.open_tables(sequence)
+        beginning = self._beginnings.pop(sequence.id)
+        sequence.num_computed = self._cache.open_tables(sequence, beginning)
         if sequence.admitted_at is None:
             sequence.admitted_at = time.perf_counter()
             sequence.num_cached = sequence.num_computed

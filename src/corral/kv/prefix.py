@@ -1,6 +1,6 @@
 """Prefix reuse: which blocks still hold the keys and values of which tokens.
 
-A full block is named by a digest of its tokens and of its parent's digest, so a name stands for
+A block is named by a digest of its tokens and of its parent's digest, so a name stands for
 everything from the first token on. Blocks stay known after their last sequence, until the pool has
 nothing else to hand out:
 
@@ -8,10 +8,14 @@ nothing else to hand out:
     in use ──────────▶ known ──────────────────────────────────▶ known, idle ──▶ taken, forgotten
                          ◀────────────────────────────────────────       longest idle first
                                 share
+
+Full blocks are shared by all that begin alike. A tail, the part-filled block at the end of what a
+sequence computed, is known too; whoever goes on from there takes it over and writes behind its
+tokens, so one sequence at most may have it.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -20,16 +24,36 @@ from corral.kv.pool import BlockPool, PoolStatistics
 from corral.kv.spec import BLOCK_TOKENS
 
 _DIGEST_BYTES = 32
+TOKEN_BYTES = 4
+"""Bytes of one token in a link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The tokens of one full block, and the names of its parent and of itself."""
+    """The tokens of one block, and the names of its parent and of itself."""
 
+    number: int
+    """How many full blocks come before."""
     parent: bytes
     """Digest of all that comes before; for the first block that of its namespace, if it has one."""
     tokens: bytes
     digest: bytes
+
+    @classmethod
+    def after(cls, number: int, parent: bytes, tokens: bytes) -> "Link":
+        """Return the link of a block whose parent and tokens are given."""
+        digest = blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
+        return cls(number, parent, tokens, digest)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the block."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether the block is not full."""
+        return self.num_tokens < BLOCK_TOKENS
 
 
 def extend(
@@ -40,18 +64,35 @@ def extend(
     Chains of different namespaces have no name in common, whatever their tokens.
     """
     for number in range(len(links), num_blocks):
-        first = number * BLOCK_TOKENS
-        own = array("i", tokens[first : first + BLOCK_TOKENS]).tobytes()
-        parent = links[-1].digest if links else _root(namespace)
-        digest = blake2b(parent + own, digest_size=_DIGEST_BYTES).digest()
-        links.append(Link(parent, own, digest))
+        own = as_bytes(tokens[number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS])
+        parent = links[-1].digest if links else root(namespace)
+        links.append(Link.after(number, parent, own))
 
 
-def _root(namespace: str) -> bytes:
+def tail(
+    links: Sequence[Link], tokens: Sequence[int], num_tokens: int, *, namespace: str = ""
+) -> Link | None:
+    """Return the link of the part-filled block that ends `num_tokens` tokens; None if all are full.
+
+    `links` is the chain of at least the full blocks before it.
+    """
+    number, rest = divmod(num_tokens, BLOCK_TOKENS)
+    if not rest:
+        return None
+    parent = links[number - 1].digest if number else root(namespace)
+    return Link.after(number, parent, as_bytes(tokens[number * BLOCK_TOKENS : num_tokens]))
+
+
+def root(namespace: str) -> bytes:
     """Return what stands before the first block of all chains of a namespace."""
     if not namespace:
         return b""
     return blake2b(namespace.encode(), digest_size=_DIGEST_BYTES, person=b"namespace").digest()
+
+
+def as_bytes(tokens: Sequence[int]) -> bytes:
+    """Return tokens as links have them."""
+    return array("i", tokens).tobytes()
 
 
 class PrefixPool(BlockPool):
@@ -62,6 +103,14 @@ class PrefixPool(BlockPool):
         self._known: dict[bytes, int] = {}
         self._links: dict[int, Link] = {}
         self._idle: dict[int, None] = {}  # in the order in which they were given back
+        self._tails: dict[bytes, list[int]] = {}  # by parent
+        self.num_forgotten = 0
+        """How often a known block was forgotten, for others or because it may be wrong."""
+
+    @property
+    def links(self) -> Mapping[int, Link]:
+        """What each known block holds, those longest idle first and those in use last."""
+        return {block: self._links[block] for block in self._idle} | self._links
 
     def find(self, links: Iterable[Link]) -> list[int]:
         """Return the blocks that hold the longest known beginning of a chain."""
@@ -74,6 +123,26 @@ class PrefixPool(BlockPool):
             blocks.append(block)
         return blocks
 
+    def num_tokens(self, block: int) -> int:
+        """Return how many tokens of a known block are computed."""
+        return self._links[block].num_tokens
+
+    def find_tail(self, parent: bytes, rest: bytes, taken: Iterable[int] = ()) -> int | None:
+        """Return the idle tail below `parent` with the most tokens that all begin `rest`.
+
+        Args:
+            rest: tokens behind the parent's, as bytes.
+            taken: tails that others are about to take over.
+        """
+        fitting = (
+            block
+            for block in self._tails.get(parent, ())
+            if block in self._idle
+            and block not in taken
+            and rest.startswith(self._links[block].tokens)
+        )
+        return max(fitting, key=lambda block: len(self._links[block].tokens), default=None)
+
     def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of some known blocks nobody uses: taking them makes fewer free."""
         return sum(block in self._idle for block in blocks)
@@ -84,14 +153,35 @@ class PrefixPool(BlockPool):
             super().share(block)  # the pool's own reference
             self._known[link.digest] = block
             self._links[block] = link
+            if link.is_tail:
+                self._tails.setdefault(link.parent, []).append(block)
+
+    def take_over(self, block: int) -> int:
+        """Give an idle tail to a sequence that will write to it; return how many tokens it has."""
+        if block not in self._idle or not self._links[block].is_tail:
+            raise InternalError(f"KV block {block} is no idle tail and cannot be taken over")
+        super().share(block)
+        count = self._links[block].num_tokens
+        self._strike(block)
+        return count
 
     def forget(self, block: int) -> None:
         """Stop knowing what a block holds; one that nobody uses becomes free."""
-        link = self._links.pop(block, None)
-        if link is not None:
-            del self._known[link.digest]
-            self._idle.pop(block, None)
-            super().give_back(block)
+        if block in self._links:
+            self._strike(block)
+            self.num_forgotten += 1
+
+    def _strike(self, block: int) -> None:
+        """Drop the pool's own reference to a known block."""
+        link = self._links.pop(block)
+        del self._known[link.digest]
+        self._idle.pop(block, None)
+        if link.is_tail:
+            tails = self._tails[link.parent]
+            tails.remove(block)
+            if not tails:
+                del self._tails[link.parent]
+        super().give_back(block)
 
     def can_take(self, count: int) -> bool:
         """Whether `count` blocks are free or idle."""

@@ -41,6 +41,10 @@ class BlockTable:
             self._pool.share(block)
             self.blocks.append(block)
 
+    def own(self, block: int) -> None:
+        """Go on with a block that this table was given, and that holds its next tokens already."""
+        self.blocks.append(block)
+
     def slide(self, next_position: int) -> None:
         """Give back blocks that no row at `next_position` or later can see."""
         if self._window is None:

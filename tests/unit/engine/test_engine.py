@@ -111,7 +111,7 @@ def test_no_tokens_compute_the_prompt_alone():
     assert sequence.finish_reason is FinishReason.LENGTH
     assert runner.num_rows == [16, 16, 8]
     assert is_empty(engine)
-    assert engine.statistics().known_blocks == (1,)
+    assert engine.statistics().known_blocks == (2,)
 
 
 @LAYOUTS
@@ -274,9 +274,32 @@ class TestReuse:
         runner.num_rows.clear()
         turn = submit(engine, [*history, 2, 3], 4)
         assert finish(engine, turn) == [alone([*history, 2, 3], 4, 1)]
-        # 79 tokens were computed: two full blocks of 32 are known, 82 − 64 rows are left.
-        assert turn.num_cached == 64
-        assert sum(runner.num_rows) == (82 - 64) + 3
+        # 79 tokens were computed, and all are known: the block they end in is taken over.
+        assert turn.num_cached == 79
+        assert sum(runner.num_rows) == (82 - 79) + 3
+
+    def test_two_that_go_on_from_one_end_write_to_blocks_of_their_own(self):
+        """The first takes the part-filled block over, the second computes those tokens again."""
+        engine, _ = make()
+        (answer,) = finish(engine, submit(engine, [1] * 50, 20))
+        history = [1] * 50 + answer
+        one = submit(engine, [*history, 2], 30)
+        two = submit(engine, [*history, 3, 4], 30, seed=2)
+        expected = [alone([*history, 2], 30, 1), alone([*history, 3, 4], 30, 2)]
+        assert finish(engine, one, two) == expected
+        assert (one.num_cached, two.num_cached) == (69, 64)
+        assert is_empty(engine)
+
+    def test_a_tail_of_another_answer_is_left_alone(self):
+        """An answer wanted again begins where the prompt's full blocks end."""
+        engine, _ = make()
+        (answer,) = finish(engine, submit(engine, [1] * 50, 10))
+        again = submit(engine, [1] * 50, 10, seed=2)
+        finish(engine, again)
+        assert again.num_cached == 32
+        onward = submit(engine, [1] * 50 + answer + [2], 3)
+        finish(engine, onward)
+        assert onward.num_cached == 59
 
     def test_without_reuse_everything_is_computed(self):
         """A sequence may be told to neither find nor leave anything."""
@@ -289,7 +312,7 @@ class TestReuse:
         assert sum(runner.num_rows) == 72
         finish(engine, submit(engine, [5] * 70, 3, reuse=False))
         assert submit(engine, [5] * 70).num_cached == 0
-        assert engine.statistics().known_blocks == (2,)
+        assert engine.statistics().known_blocks == (3,)
 
     @pytest.mark.parametrize(("length", "cached"), [(31, 0), (32, 0), (33, 32), (64, 32), (65, 64)])
     def test_the_last_prompt_token_is_always_computed(self, length, cached):

@@ -1,12 +1,14 @@
 """Blocks that hold a known beginning are found, kept while there is room, and never mixed up."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from corral.errors import CapacityExceeded, InternalError
-from corral.kv.prefix import PrefixPool, extend
+from corral.kv.prefix import PrefixPool, as_bytes, extend, root, tail
 from corral.kv.table import BlockTable
 
 
@@ -27,7 +29,7 @@ def kept(pool, tokens):
 
 
 def test_a_finished_beginning_is_found():
-    """Full blocks stay known after their table is gone; the last, part-filled one does not."""
+    """Full blocks stay known after their table is gone; the others only if they are kept."""
     pool = PrefixPool(4)
     tokens = list(range(80))
     table = kept(pool, tokens)
@@ -60,7 +62,7 @@ def test_tokens_are_compared_and_not_only_digests():
     kept(pool, [1] * 32)
     (link,) = chain([1] * 32)
     (other,) = chain([2] * 32)
-    forged = type(link)(link.parent, other.tokens, link.digest)
+    forged = replace(link, tokens=other.tokens)
     assert pool.find([forged]) == []
 
 
@@ -128,6 +130,99 @@ def test_giving_back_twice_is_an_error(is_known):
         pool.give_back(block)
 
 
+def ended(pool, tokens, namespace=""):
+    """Compute some tokens, keep all of their blocks, and end; return the chain and the tail."""
+    links = []
+    extend(links, tokens, len(tokens) // 32, namespace=namespace)
+    last = tail(links, tokens, len(tokens), namespace=namespace)
+    table = BlockTable(pool)
+    table.grow(len(tokens))
+    held = [*links, *([] if last is None else [last])]
+    for block, link in zip(table.blocks, held, strict=True):
+        pool.keep(block, link)
+    block = table.blocks[-1]
+    table.trim(0)
+    return links, block
+
+
+class TestTails:
+    """The part-filled block at the end of a conversation."""
+
+    def test_whoever_goes_on_takes_it_over(self):
+        """It is written behind its tokens by one sequence, and known no more."""
+        pool = PrefixPool(4)
+        links, block = ended(pool, list(range(40)))
+        rest = as_bytes(range(32, 60))
+        assert pool.find_tail(links[-1].digest, rest) == block
+        assert pool.take_over(block) == 8
+        assert pool.find_tail(links[-1].digest, rest) is None
+        assert pool.references(block) == 1
+        assert pool.statistics().num_free == 3
+        pool.give_back(block)
+        assert pool.statistics().num_free == 4
+
+    @pytest.mark.parametrize("rest", [[], [32], [*range(32, 39)], [*range(32, 39), 7, 8, 9]])
+    def test_all_of_its_tokens_must_follow(self, rest):
+        """One that holds more than the prompt, or something else, stays as it is."""
+        pool = PrefixPool(4)
+        links, _block = ended(pool, list(range(40)))
+        assert pool.find_tail(links[-1].digest, as_bytes(rest)) is None
+
+    def test_the_longest_is_found(self):
+        """Of two that begin alike the one with more tokens, unless somebody else gets it."""
+        pool = PrefixPool(4)
+        _, short = ended(pool, [1] * 5)
+        _, long = ended(pool, [1] * 9)
+        assert pool.find_tail(root(""), as_bytes([1] * 20)) == long
+        assert pool.find_tail(root(""), as_bytes([1] * 20), {long}) == short
+        assert pool.find_tail(root(""), as_bytes([1] * 20), {long, short}) is None
+
+    def test_namespaces_have_none_in_common(self):
+        """What one key left is nobody else's beginning."""
+        pool = PrefixPool(4)
+        _, block = ended(pool, [1] * 5, "mine")
+        rest = as_bytes([1] * 9)
+        assert pool.find_tail(root(""), rest) is None
+        assert pool.find_tail(root("yours"), rest) is None
+        assert pool.find_tail(root("mine"), rest) == block
+
+    def test_one_in_use_is_nobodys(self):
+        """Two sequences never write to one block."""
+        pool = PrefixPool(2)
+        _, block = ended(pool, [1] * 5)
+        pool.share(block)
+        assert pool.find_tail(root(""), as_bytes([1] * 9)) is None
+        with pytest.raises(InternalError, match="no idle tail"):
+            pool.take_over(block)
+
+    def test_a_full_block_is_not_taken_over(self):
+        """It is shared, and never written again."""
+        pool = PrefixPool(2)
+        _, block = ended(pool, [1] * 32)
+        with pytest.raises(InternalError, match="no idle tail"):
+            pool.take_over(block)
+
+    def test_it_is_forgotten_like_others(self):
+        """When nothing is free it goes before the blocks in front of it."""
+        pool = PrefixPool(2)
+        links, _block = ended(pool, list(range(40)))
+        pool.take()
+        assert pool.find_tail(links[-1].digest, as_bytes(range(32, 60))) is None
+        assert len(pool.find(links)) == 1
+        assert pool.num_forgotten == 1
+
+
+def test_links_are_told_in_the_order_in_which_they_would_go():
+    """Those longest idle first, those in use last."""
+    pool = PrefixPool(8)
+    for token in (1, 2, 3):
+        ended(pool, [token] * 32)
+    table = BlockTable(pool)
+    table.adopt(pool.find(chain([1] * 32)))
+    first = [link.tokens[0] for link in pool.links.values()]
+    assert first == [2, 3, 1]
+
+
 NUM_BLOCKS = 6
 
 
@@ -140,37 +235,55 @@ class Pool(RuleBasedStateMachine):
         self.holds = {}
         self.tables = []
 
-    @rule(tokens=st.lists(st.sampled_from([1, 2]), min_size=1, max_size=3))
-    def begin(self, tokens):
-        """Start a sequence of so many blocks, each of one token, and compute what is unknown."""
-        links = chain([token for token in tokens for _ in range(32)])
+    @rule(
+        numbers=st.lists(st.sampled_from([1, 2]), min_size=0, max_size=3),
+        more=st.integers(0, 31),
+    )
+    def begin(self, numbers, more):
+        """Start a sequence of some blocks, each of one token, and compute what is unknown."""
+        tokens = [number for number in numbers for _ in range(32)] + [3] * more
+        links = chain(tokens)
+        last = tail(links, tokens, len(tokens))
         known = self.pool.find(links)
         for block, link in zip(known, links, strict=False):
             assert self.holds[block] == link
-        unused = NUM_BLOCKS - len({b for table in self.tables for b in table.blocks} | {*known})
+        parent = links[len(known) - 1].digest if known else root("")
+        rest = as_bytes(tokens[32 * len(known) : 32 * len(known) + 31])
+        old = self.pool.find_tail(parent, rest)
+        assert old is None or rest.startswith(self.holds[old].tokens)
+        used = {block for table, _ in self.tables for block in table.blocks}
+        unused = NUM_BLOCKS - len(used | {*known})
+        links += [] if last is None else [last]
         table = BlockTable(self.pool)
         table.adopt(known)
         if unused < len(links) - len(known):
-            assert not table.can_grow(32 * len(links))
+            assert not table.can_grow(len(tokens))
             table.trim(0)
             return
-        table.grow(32 * len(links))
+        if old is not None:
+            self.pool.take_over(old)
+            table.own(old)
+        table.grow(len(tokens))
         for block, link in list(zip(table.blocks, links, strict=True))[len(known) :]:
             self.holds[block] = link
-            self.pool.keep(block, link)
-        self.tables.append(table)
+            if not link.is_tail:
+                self.pool.keep(block, link)
+        self.tables.append((table, last))
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def end(self, data):
-        """End a sequence."""
-        self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1))).trim(0)
+        """End a sequence; its tail stays known."""
+        table, last = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        if last is not None:
+            self.pool.keep(table.blocks[-1], last)
+        table.trim(0)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def lose(self, data):
         """End a sequence and forget its blocks."""
-        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        table, _ = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         for block in table.blocks:
             self.pool.forget(block)
         table.trim(0)
@@ -178,7 +291,9 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def adds_up(self):
         """Blocks are used or free, and no more are known than there are."""
-        used = {block for table in self.tables for block in table.blocks}
+        used = {block for table, _ in self.tables for block in table.blocks}
+        for block, link in self.pool.links.items():
+            assert self.holds[block] == link
         statistics = self.pool.statistics()
         assert statistics.num_free == NUM_BLOCKS - len(used)
         assert statistics.num_known <= NUM_BLOCKS
