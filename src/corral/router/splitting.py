@@ -127,11 +127,32 @@ class Splitter:
         for device, space in enumerate(spaces):
             later = len(spaces) - 1 - device  # each of which needs a layer too
             end = _last_end(cost, device, range(first, count - later + 1), space)
-            if end == first:
-                return None
+            if end == first:  # the one before took what this one could have had
+                return self._filled_anyhow(cost, spaces) if len(spaces) <= count else None
             ends.append(end)
             first = end
         return tuple(ends) if first == count else None
+
+    def _filled_anyhow(self, cost: Cost, spaces: Sequence[float]) -> tuple[int, ...] | None:
+        """Find runs that fit where filling one device after the other leaves one without."""
+        count = self._sums[0].count
+        ways: list[dict[int, int]] = []
+        firsts: list[int] = [0]
+        for device, space in enumerate(spaces):
+            found: dict[int, int] = {}  # where a run of this device may end, and began then
+            for first in firsts:
+                last = _last_end(cost, device, range(first, count + 1), space)
+                for end in range(first + 1, last + 1):
+                    found.setdefault(end, first)
+            ways.append(found)
+            firsts = sorted(found)
+        ends, end = [], count
+        for found in reversed(ways):
+            if end not in found:
+                return None
+            ends.insert(0, end)
+            end = found[end]
+        return tuple(ends)
 
 
 def _last_end(cost: Cost, device: int, ends: range, space: float) -> int:

@@ -23,7 +23,7 @@ def devices(most=4):
     return st.lists(st.integers(1, 3000), min_size=1, max_size=most)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(footprints(), devices())
 def test_parts_cover_the_layers_and_keep_to_the_space(footprint, spaces):
     """Each device has a run of at least one layer, and no more bytes than its space."""
@@ -37,7 +37,7 @@ def test_parts_cover_the_layers_and_keep_to_the_space(footprint, spaces):
     assert all(part.own_bytes <= space for part, space in zip(parts, spaces, strict=True))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(footprints(), devices(3))
 def test_no_space_is_no_mistake(footprint, spaces):
     """There is no split only if the one that fills no device more than it must does not fit."""
@@ -60,7 +60,7 @@ def test_no_space_is_no_mistake(footprint, spaces):
     assert (splitter.by_space(spaces) is not None) == fits
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(footprints(), st.lists(st.floats(0.1, 10), min_size=1, max_size=4))
 def test_a_worker_told_the_weights_finds_the_same_runs(footprint, shares):
     """The planner, given each part's weights as shares, gives each device just these layers."""

@@ -35,7 +35,7 @@ def enough(chosen, missing):
     return all(sum(h.bytes.get(m, 0) for h in chosen) >= size for m, size in missing.items())
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(lacks, holders())
 def test_no_other_set_is_better(missing, candidates):
     """The set has the least merit of all that are enough; there is none only if none is."""
