@@ -146,7 +146,8 @@ class Splitter:
                     found.setdefault(end, first)
             ways.append(found)
             firsts = sorted(found)
-        ends, end = [], count
+        ends: list[int] = []
+        end = count
         for found in reversed(ways):
             if end not in found:
                 return None
