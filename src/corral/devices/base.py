@@ -218,6 +218,20 @@ class Device(Protocol):
         """
         ...
 
+    def download(self, buffer: Buffer, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Return a copy of bytes of a buffer: (size_bytes,).
+
+        No evaluation that writes to them may be under way.
+        """
+        ...
+
+    def put(self, buffer: Buffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes into a buffer, as `download` returned them; evaluations find them there.
+
+        No evaluation that uses them may be under way.
+        """
+        ...
+
     def backend(self) -> Backend:
         """Return a new executor on this device."""
         ...

@@ -1,5 +1,6 @@
 """GGUF files: headers, metadata, shards, reading weights, writing. Free of NumPy."""
 
+from corral.gguf.fingerprint import fingerprint
 from corral.gguf.metadata import Metadata
 from corral.gguf.reader import Header, TensorInfo, read_header
 from corral.gguf.shards import ModelFile, open_model
@@ -15,6 +16,7 @@ __all__ = [
     "Value",
     "ValueType",
     "Writer",
+    "fingerprint",
     "open_model",
     "read_header",
     "write_model",

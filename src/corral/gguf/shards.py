@@ -112,6 +112,19 @@ class ModelFile:
             offset = tensor.offset + start
             read_into(fds[tensor.file], view, offset, name=self.paths[tensor.file].name)
 
+    def header_bytes(self, number: int) -> bytes:
+        """Return all that comes before the tensors in one of the files, as it was written.
+
+        Raises:
+            Closed: after `close`.
+            InvalidModelFile: if the file became shorter or cannot be read.
+        """
+        header = self.headers[number]
+        data = bytearray(header.data_offset)
+        with self._reading() as fds:
+            read_into(fds[number], memoryview(data), 0, name=header.path.name)
+        return bytes(data)
+
     def close(self) -> None:
         """Close the files; reads under way finish first, later ones raise `Closed`."""
         with self._lock:

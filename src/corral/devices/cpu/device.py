@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from corral.config import settings
 from corral.devices.base import MemoryReading
-from corral.devices.closing import Closing
 from corral.devices.contextless import Contextless
 from corral.devices.cpu.backend import CpuBackend
 from corral.devices.cpu.compile import Compiler
@@ -19,6 +18,7 @@ from corral.devices.cpu.native import call
 from corral.devices.cpu.rules import pack_spec
 from corral.devices.cpu.traits import cpu_traits
 from corral.devices.host import HostMemory, array_at, host_memory
+from corral.devices.host_copies import HostCopies
 from corral.errors import DeviceUnavailable
 from corral.memory.buffer import Buffer
 from corral.memory.lifetime import Lifetime
@@ -29,7 +29,7 @@ from corral.quant.types import DType
 from corral.tensor.ops import Op
 
 
-class CpuDevice(Contextless, Closing):
+class CpuDevice(Contextless, HostCopies):
     """Owner of host memory and of the machine code that runs on it."""
 
     name = "cpu"

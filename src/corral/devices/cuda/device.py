@@ -173,6 +173,17 @@ class CudaDevice(Closing):
             self.driver.copy_to_host(out.ctypes.data, buffer.address + offset, size_bytes)
         return out
 
+    def put(self, buffer: Buffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes into a buffer, and wait until they are there for every stream.
+
+        Raises:
+            Closed, StaleContext: as `upload`.
+        """
+        self._require_open()
+        with self.context.current(self._owned(buffer)):
+            self.driver.copy_to_device(buffer.address + offset, data.ctypes.data, data.nbytes)
+            self.driver.synchronize()  # from pageable memory the last piece may be on its way
+
     def backend(self) -> Backend:
         """Return a new executor with a stream of its own.
 

@@ -6,6 +6,9 @@ Staging alone is real: it is the host's memory, and whoever loads a model writes
 import threading
 import warnings
 
+import numpy as np
+from numpy.typing import NDArray
+
 from corral.devices.base import MemoryReading
 from corral.devices.closing import Closing
 from corral.devices.contextless import Contextless
@@ -81,6 +84,25 @@ class NullDevice(Contextless, Closing):
         weights.require_open()
         with self._lock:
             self.uploaded_bytes += data.nbytes
+
+    def download(self, buffer: Buffer, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Return zeros: (size_bytes,).
+
+        Raises:
+            Closed: after close() of the device or the buffer.
+        """
+        self._require_open()
+        buffer.require_open()
+        return np.zeros(size_bytes, np.uint8)
+
+    def put(self, buffer: Buffer, offset: int, data: NDArray[np.uint8]) -> None:
+        """Take bytes, and keep none.
+
+        Raises:
+            Closed: as `download`.
+        """
+        self._require_open()
+        buffer.require_open()
 
     def backend(self) -> NullBackend:
         """Return a new executor that counts.

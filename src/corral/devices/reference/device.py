@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.base import MemoryReading
-from corral.devices.closing import Closing
 from corral.devices.contextless import Contextless
 from corral.devices.host import PAGE_BYTES, HostMemory, array_at, host_memory
+from corral.devices.host_copies import HostCopies
 from corral.devices.reference.backend import ReferenceBackend
 from corral.memory.buffer import Buffer
 from corral.memory.lifetime import Lifetime
@@ -33,7 +33,7 @@ def reference_traits(fused: frozenset[Op] = frozenset()) -> DeviceTraits:
     )
 
 
-class ReferenceDevice(Contextless, Closing):
+class ReferenceDevice(Contextless, HostCopies):
     """Computes on the host in F32, or better where that is cheap.
 
     Without fused operations it gives what an exact F32 model gives; with them it shows what a

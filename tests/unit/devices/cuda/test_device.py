@@ -241,6 +241,23 @@ def test_weights_are_packed_rows(device, path):
     model.close()
 
 
+def test_bytes_of_a_buffer_come_back_as_they_went(driver, device, path):
+    """Put and download reach any part of a buffer, and the copy is over when `put` returns."""
+    model = held(path, device, Ledger())
+    state = model.buffers.state
+    before = device.download(state, 0, state.size_bytes)
+    data = np.random.RandomState(1).randint(0, 256, 100).astype(np.uint8)
+    device.put(state, 12, data)
+    assert driver.calls[-3:] == ["copy_to_device", "synchronize", "pop"]
+    np.testing.assert_array_equal(device.download(state, 12, 100), data)
+    before[12:112] = data
+    np.testing.assert_array_equal(device.download(state, 0, state.size_bytes), before)
+    model.close()
+    for use in (lambda: device.put(state, 0, data), lambda: device.download(state, 0, 1)):
+        with pytest.raises(Closed):
+            use()
+
+
 def test_any_call_of_the_driver_may_fail(driver, device, path):
     """Whichever allocation or copy fails, nothing is left and the next load works."""
     for call in ("allocate", "allocate_host", "fill", "copy_to_device"):
