@@ -13,6 +13,7 @@
     │   └── TemplateError          the chat template is broken or exceeds its limits
     ├── ResourceError              the machine is at fault
     │   ├── OutOfMemory            a plan does not fit; nothing was allocated
+    │   │   └── MemoryTaken        it would fit, but others hold the memory now
     │   ├── DownloadError          a model could not be fetched
     │   ├── DeviceUnavailable      no such device here, or its driver is missing
     │   ├── QueueFull              as many requests wait as may
@@ -140,11 +141,20 @@ class OutOfMemory(ResourceError):
         *,
         needed_bytes: int | None = None,
         available_bytes: int | None = None,
+        holders: tuple[str, ...] = (),
     ) -> None:
-        """Keep what was needed and what there was, where both are known."""
+        """Keep what was needed, what there was and which models hold the rest, where known."""
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
+        self.holders = holders
+
+
+class MemoryTaken(OutOfMemory):
+    """A plan would fit, but others hold the memory now, or nobody knows what is free."""
+
+    code = "memory_taken"
+    http_status = 503
 
 
 class DownloadError(ResourceError):

@@ -17,6 +17,7 @@ from corral.errors import (
     InvalidArgument,
     LifecycleError,
     ModelNotFound,
+    OutOfMemory,
     QueueFull,
     WorkerLost,
 )
@@ -46,7 +47,7 @@ class Problem:
     param: str | None = None
     """Which field of the body is wrong."""
     code: str | int | None = None
-    extra: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, object]:
@@ -91,6 +92,8 @@ def problem_of(error: Exception, *, names: Mapping[str, str] | None = None) -> P
         case InvalidArgument():
             field_name = _client_field(error.field, names or {})
             return Problem(400, str(error), param=field_name, code=error.code)
+        case OutOfMemory():
+            return _memory_problem(error)
         case QueueFull():
             return _unavailable(error, _RETRY_SOON_S)
         case WorkerLost():
@@ -117,6 +120,22 @@ def _context_problem(error: ContextExceeded) -> Problem:
         kind="exceed_context_size_error",
         code=400,
         extra={name: count for name, count in counts.items() if count is not None},
+    )
+
+
+def _memory_problem(error: OutOfMemory) -> Problem:
+    told: dict[str, object] = {
+        "needed_bytes": error.needed_bytes,
+        "available_bytes": error.available_bytes,
+        "holders": list(error.holders) or None,
+    }
+    is_passing = error.http_status == 503
+    return Problem(
+        error.http_status,
+        str(error),
+        code=error.code,
+        extra={name: value for name, value in told.items() if value is not None},
+        headers={"Retry-After": str(_RETRY_LATER_S)} if is_passing else {},
     )
 
 

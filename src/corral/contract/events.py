@@ -7,7 +7,7 @@ import enum
 
 import msgspec
 
-from corral.errors import ContextExceeded, CorralError, InternalError
+from corral.errors import ContextExceeded, CorralError, InternalError, OutOfMemory
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -122,6 +122,10 @@ class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     prompt_tokens: int | None = None
     """With "context_exceeded": the tokens of the prompt, and those that the context holds."""
     context: int | None = None
+    needed_bytes: int | None = None
+    """Where memory lacks: the bytes that are needed and those there are, and who holds others."""
+    available_bytes: int | None = None
+    holders: tuple[str, ...] = ()
 
 
 Event = TokenEvent | FinishEvent | ErrorEvent
@@ -138,6 +142,15 @@ def error_event(request_id: str, error: BaseException) -> ErrorEvent:
             prompt_tokens=error.prompt_tokens,
             context=error.context,
         )
+    if isinstance(error, OutOfMemory):
+        return ErrorEvent(
+            request_id=request_id,
+            code=code,
+            message=message,
+            needed_bytes=error.needed_bytes,
+            available_bytes=error.available_bytes,
+            holders=error.holders,
+        )
     return ErrorEvent(request_id=request_id, code=code, message=message)
 
 
@@ -147,7 +160,11 @@ def as_error(event: ErrorEvent) -> CorralError:
         return ContextExceeded(
             event.message, prompt_tokens=event.prompt_tokens, context=event.context
         )
-    return error_of(event.code, event.message)
+    error = error_of(event.code, event.message)
+    if isinstance(error, OutOfMemory):
+        error.needed_bytes, error.available_bytes = event.needed_bytes, event.available_bytes
+        error.holders = event.holders
+    return error
 
 
 def described(error: BaseException) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from corral.contract.questions import Answer, Description, Question
 from corral.contract.worker import WorkerSpec
 from corral.errors import InvalidArgument, ProtocolError
 
-VERSION = 1
+VERSION = 2
 """Of what crosses a socket; whoever changes a message raises it."""
 MAX_FRAME_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20

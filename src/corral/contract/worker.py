@@ -65,6 +65,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str = ""
     """Of the last failure: the `code` of a class in `corral.errors`."""
     error: str = ""
+    exit_status: int | None = None
+    """Of the process that failed for good: one of WorkerExit, or minus the signal that ended it."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 from corral.contract import wire
@@ -46,29 +47,46 @@ _log = logger(__name__)
 
 
 def supervise(
-    spec: WorkerSpec, *, stuck_s: float | None = STUCK_S, command: tuple[str, ...] = ()
+    spec: WorkerSpec,
+    *,
+    stuck_s: float | None = STUCK_S,
+    command: tuple[str, ...] = (),
+    restarts: bool = True,
+    on_change: Callable[[WorkerStatus], None] | None = None,
 ) -> "Supervisor":
     """Start a worker and keep it; returns at once, while it loads.
 
     Args:
         stuck_s: how long a step may take, or a worker be silent, before it is killed and another
             one started; None waits for ever.
+        restarts: whether another process is started when one dies; else its end is FAILED.
+        on_change: hears of every new status, in the supervisor's own thread; it returns at once
+            and raises nothing.
 
     Raises:
         InvalidArgument: if the spec cannot be.
     """
     spec.validate()
-    return Supervisor(spec, stuck_s, command)
+    return Supervisor(spec, stuck_s, command, restarts=restarts, on_change=on_change)
 
 
 class Supervisor:
     """A worker that is there as long as this is, whatever happens to its process."""
 
     def __init__(
-        self, spec: WorkerSpec, stuck_s: float | None, command: tuple[str, ...] = ()
+        self,
+        spec: WorkerSpec,
+        stuck_s: float | None,
+        command: tuple[str, ...] = (),
+        *,
+        restarts: bool = True,
+        on_change: Callable[[WorkerStatus], None] | None = None,
     ) -> None:
         """Use `supervise`."""
         self.spec = spec
+        self._may_restart = restarts
+        self._on_change = on_change
+        self._exit_status: int | None = None
         self._stuck_s = stuck_s
         self._command = command
         self._changed = threading.Condition()
@@ -239,6 +257,7 @@ class Supervisor:
     def _ended(self, process: WorkerProcess, error: CorralError | None) -> CorralError | None:
         """Clear a process away; return its error if another process would meet the same."""
         pid, status = process.pid, process.reap()
+        self._exit_status = status
         is_final = status in (WorkerExit.LOAD_FAILED, WorkerExit.PROTOCOL)
         if error is not None and is_final:
             return error
@@ -247,6 +266,8 @@ class Supervisor:
             _log.warning("%s: %s", self._name, error)
             for line in process.output[-_SHOWN_LINES:]:
                 _log.info("worker %d: %s", pid, line)
+            if not self._may_restart:
+                return error
             self._restarts += 1
             self._error = error
             self._crashes.append(time.monotonic())
@@ -289,6 +310,7 @@ class Supervisor:
                 restarts=self._restarts,
                 error_code=error.code,
                 error=str(error),
+                exit_status=self._exit_status,
             )
         )
 
@@ -296,6 +318,8 @@ class Supervisor:
         with self._changed:
             self._status = status
             self._changed.notify_all()
+        if self._on_change is not None:
+            self._on_change(status)
 
     def _is_loop(self) -> bool:
         """Whether the process died too often lately."""
