@@ -4,13 +4,13 @@ argparse and not a larger library, because parsing is part of the time to the fi
 """
 
 import argparse
-import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from corral.errors import DeviceUnavailable, UsageError
+from corral.contract.sizes import parse_size
+from corral.errors import DeviceUnavailable, InvalidArgument, UsageError
 
 if TYPE_CHECKING:
     from argparse import _ArgumentGroup
@@ -20,7 +20,6 @@ MODEL_HELP = "path, cached name, hf:owner/repo[/file], or demo"
 MAX_TOKENS = 2**31 - 1
 MAX_THREADS = 1024
 _T = TypeVar("_T")
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([KMGTkmgt])(iB|B)?|B)?")
 
 
 class Parser(argparse.ArgumentParser):
@@ -179,12 +178,10 @@ def listed(convert: Callable[[str], _T]) -> Callable[[str], list[_T]]:
 
 def size_bytes(text: str) -> int:
     """Take a size such as 24GiB, 512M or 1000; units are powers of 1024, but GB and MB are not."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ArgumentTypeError(f"{text[:40]!r} is no size such as 24GiB or 512MiB")
-    number, unit, kind = match.groups()
-    base = 1000 if kind == "B" else 1024
-    return int(float(number) * base ** (1 + "kmgt".index(unit.lower()) if unit else 0))
+    try:
+        return parse_size(text)
+    except InvalidArgument as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _device(name: str) -> str:
