@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Match, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -20,11 +20,24 @@ class PageFiles(StaticFiles):
         return response
 
 
+class PageMount(Mount):
+    """Serves the paths of the page only; to all others the application answers as without it."""
+
+    def __init__(self) -> None:
+        """Serve what the folder holds now."""
+        super().__init__("/", PageFiles(directory=_FOLDER, html=True), name="page")
+        self._paths = paths()
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a path is the page's."""
+        return super().matches(scope) if scope["path"] in self._paths else (Match.NONE, {})
+
+
 def mounts() -> list[BaseRoute]:
     """Return what serves the page, to be looked at after all other routes."""
     if not _FOLDER.is_dir():
         return []
-    return [Mount("/", PageFiles(directory=_FOLDER, html=True), name="page")]
+    return [PageMount()]
 
 
 def paths() -> frozenset[str]:
