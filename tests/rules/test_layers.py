@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "worker": GROUND | {"engine", "contract"},
     "router": GROUND
     | {"contract", "gguf", "models", "memory"}
-    | {"devices.base", "devices.registry", "devices.nvml", "devices.probe"},
+    | {"devices.base", "devices.registry", "devices.nvml", "devices.probe"}
+    | {"devices.listing", "devices.reading", "devices.cpu.traits", "devices.cuda.traits"},
     "api": GROUND | {"contract"},
     "cli": {""},
     "__main__": {""},
