@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -44,8 +45,10 @@ def _says_json(request: Request) -> bool:
 async def _bytes_of(request: Request, limits: Limits) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):
+        await _discard(request, limits)
         raise _too_large(limits)
-    pieces, size = [], 0
+    pieces: list[bytes] = []
+    size = 0
     try:
         async with asyncio.timeout(limits.body_s):
             while True:
@@ -55,6 +58,8 @@ async def _bytes_of(request: Request, limits: Limits) -> bytes:
                 piece = message.get("body", b"")
                 size += len(piece)
                 if size > limits.body_bytes:
+                    pieces.clear()
+                    await _discard(request, limits)
                     raise _too_large(limits)
                 pieces.append(piece)
                 if not message.get("more_body", False):
@@ -65,9 +70,19 @@ async def _bytes_of(request: Request, limits: Limits) -> bytes:
         raise Refused(problem) from None
 
 
+async def _discard(request: Request, limits: Limits) -> None:
+    """Read a body that nobody wants, for a while: who still sends does not hear the answer."""
+    if request.headers.get("expect", "").lower() == "100-continue":
+        return  # this one waits for the answer
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limits.discard_s):
+            while (await request.receive()).get("more_body", False):
+                pass
+
+
 def _too_large(limits: Limits) -> Refused:
     text = f"the body is larger than {limits.body_bytes} bytes"
-    # The rest of the body is not read: the connection cannot go on.
+    # What is left of the body is not read: the connection cannot go on.
     problem = Problem(413, text, code="body_too_large", headers={"Connection": "close"})
     return Refused(problem)
 
@@ -83,6 +98,7 @@ def decode(body: bytes, kind: type[_T], *, depth: int) -> _T:
             400, f"the JSON is malformed or nested deeper than {depth}", code="invalid_json"
         )
     try:
+        body.decode()  # fields that are left out are not looked at below
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         place = _PLACE.search(str(error))

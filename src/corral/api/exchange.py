@@ -56,8 +56,9 @@ class Exchange:
         Raises:
             CorralError: the service refuses one; the others are cancelled.
         """
+        size = (await serving.describe()).vocabulary_size
         for request in requests:
-            request.validate()
+            request.validate(vocabulary_size=size)
         exchange = cls(serving, requests)
         try:
             exchange._begin(receive)

@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import Receive, Scope, Send
 
+from corral.api.connection import ClientConnection
+from corral.api.errors import Problem
 from corral.api.serving import Serving
 from corral.api.settings import Limits
 from corral.errors import ResourceError
-from corral.log import logger
 
-_log = logger(__name__)
 _BACKLOG = 256
 _UNREAD_MS = 60_000
 _KEEP_ALIVE_S = 30
@@ -80,12 +78,16 @@ class Server(uvicorn.Server):
         self._options = options
         limits = options.limits
 
-        class Protocol(DeadlineProtocol):
+        class Protocol(ClientConnection):
             head_s = limits.head_s
+            longest_head = limits.head_bytes
+            most = limits.connections
+            expecting = {}  # noqa: RUF012 - of this server
 
         super().__init__(
             uvicorn.Config(
-                app,
+                self._admit,
+                interface="asgi3",
                 http=Protocol,
                 ws="none",
                 lifespan="on",
@@ -94,13 +96,21 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=limits.connections,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=round(options.drain_s + _AFTER_DRAIN_S),
-                h11_max_incomplete_event_size=limits.head_bytes,
             )
         )
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, unless more clients are being answered than may be."""
+        is_crowded = len(self.server_state.connections) > self._options.limits.connections
+        if scope["type"] == "http" and is_crowded:
+            headers = {"Retry-After": "1", "Connection": "close"}
+            problem = Problem(503, "too many connections", code="too_many", headers=headers)
+            await problem.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     def run_on(self, bound: socket.socket, *, on_started: Callable[[], None] | None = None) -> None:
         """Serve on a bound socket until a signal or `stop`; `on_started` hears of the start."""
@@ -149,40 +159,3 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class DeadlineProtocol(H11Protocol):
-    """Closes connections whose request's head does not come in time."""
-
-    head_s = 10.0
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Expect a head from now on."""
-        super().connection_made(transport)
-        self._expect()
-
-    def data_received(self, data: bytes) -> None:
-        """Expect a head from its first byte on; stop expecting when it is there."""
-        if self._deadline is None and self.conn.their_state is h11.IDLE:
-            self._expect()
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_expecting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Expect nothing any more."""
-        self._stop_expecting()
-        super().connection_lost(exc)
-
-    def _expect(self) -> None:
-        self._deadline = self.loop.call_later(self.head_s, self._give_up)
-
-    def _stop_expecting(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _give_up(self) -> None:
-        _log.debug("no request came within %g s", self.head_s)
-        self.transport.abort()

@@ -6,6 +6,7 @@ from corral.contract.sampling import SamplingParams
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 STUCK_S = 60.0
+MAX_SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Limits:
     body_bytes: int = 16 << 20
     body_s: float = 60.0
     """Seconds from the first byte of a body to its last."""
+    discard_s: float = 2.0
+    """Seconds for which a body that is too large is still read, so that its sender hears of it."""
     head_bytes: int = 16 << 10
     head_s: float = 10.0
     """Seconds from the first byte of a request, or from connecting, to the end of its headers."""
@@ -23,8 +26,8 @@ class Limits:
     """Answers to one prompt (`n`)."""
     prompts: int = 256
     """Prompts, or texts to embed, in one request."""
-    sequences: int = 256
-    """Prompts × choices."""
+    sequences: int = MAX_SEQUENCES
+    """Prompts × choices; no more than run and wait at once, or they are refused for ever."""
     connections: int = 512
     queued_events: int = 4096
     """Events that wait for one client; one who reads more slowly is cancelled."""

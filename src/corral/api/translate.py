@@ -23,7 +23,7 @@ from corral.api.schema import (
     OfferedTool,
     SamplingFields,
 )
-from corral.contract.limits import MAX_SEED, MAX_TOKEN, MAX_WINDOW
+from corral.contract.limits import MAX_SCHEMA_CHARACTERS, MAX_SEED, MAX_TOKEN, MAX_WINDOW
 from corral.contract.messages import (
     ChatPrompt,
     Constraint,
@@ -202,6 +202,8 @@ def given(json: Json) -> msgspec.Raw | None:
 
 def json_text(param: str, raw: msgspec.Raw, *, kind: object = dict) -> str:
     """Return JSON that is passed on as text, once it is known to be well-formed and of a kind."""
+    if len(bytes(raw)) > MAX_SCHEMA_CHARACTERS:  # taken apart it would hold many times as much
+        wrong(param, f"expected at most {MAX_SCHEMA_CHARACTERS} bytes of JSON")
     try:
         msgspec.json.decode(raw, type=kind)
         return bytes(raw).decode()

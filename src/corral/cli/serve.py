@@ -254,7 +254,7 @@ def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
 
 def _api_settings(serve: ServeOptions, path: Path) -> "ApiSettings":
     from corral.api.security import digest
-    from corral.api.settings import LOOPBACK_HOSTS, STUCK_S, ApiSettings
+    from corral.api.settings import LOOPBACK_HOSTS, MAX_SEQUENCES, STUCK_S, ApiSettings, Limits
 
     own = set() if is_loopback(serve.host) else {socket.gethostname().lower()}
     name = serve.load.model
@@ -268,6 +268,7 @@ def _api_settings(serve: ServeOptions, path: Path) -> "ApiSettings":
         cors_origins=serve.cors_origins,
         sampling=_sampling(path),
         stuck_s=min(STUCK_S, serve.stuck_s / 2) if serve.stuck_s else STUCK_S,
+        limits=Limits(sequences=min(MAX_SEQUENCES, serve.parallel + serve.queue)),
     )
 
 

@@ -212,6 +212,39 @@ def test_malformed_requests_are_refused(served, raw):
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_the_sender_of_a_body_too_large_hears_of_it(served, is_announced):
+    """It is read to its end, and kept nowhere: a connection that is cut tells nothing."""
+    server = served(ApiSettings(model="m", limits=Limits(body_bytes=1000)))
+    body = b" " * (8 << 20)
+    content = body if is_announced else iter([body[: 1 << 20]] * 8)
+    response = httpx.post(f"{server.url}/v1/completions", content=content)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_who_waits_for_leave_to_send_gets_none_for_too_much(served):
+    """`Expect: 100-continue` spares both sides the body."""
+    server = served(ApiSettings(model="m", limits=Limits(body_bytes=1000)))
+    with connect(server) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n"
+            b"Expect: 100-continue\r\n\r\n"
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_reading_what_is_too_large_has_an_end(served):
+    """A body without end is no way to hold a connection."""
+    server = served(ApiSettings(model="m", limits=Limits(body_bytes=1000, discard_s=0.2)))
+    with connect(server) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n800\r\n" + b" " * 2048 + b"\r\n"
+        )
+        assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
 def test_draining_lets_answers_end_and_takes_no_more(served, service):
     """After the signal running streams end as if nothing were; new clients find nobody."""
     server = served()

@@ -142,7 +142,18 @@ def test_keys_and_names_come_from_the_command_line(start, small, tmp_path):
     """Keys of options, of a file and of the environment count; aliases name the model."""
     keys = tmp_path / "keys"
     keys.write_text("sk-file\n\n")
-    more = ["--api-key", "sk-option", "--api-key-file", keys, "--alias", "gpt-4"]
+    more = [
+        "--api-key",
+        "sk-option",
+        "--api-key-file",
+        keys,
+        "--alias",
+        "gpt-4",
+        "--parallel",
+        "2",
+        "--queue",
+        "1",
+    ]
     server = start("-m", small, "--port", 0, *more, CORRAL_API_KEY="sk-environment")
     address = server.line().split()[-1]
     assert httpx.get(f"{address}/v1/models").status_code == 401
@@ -151,6 +162,9 @@ def test_keys_and_names_come_from_the_command_line(start, small, tmp_path):
         (model,) = httpx.get(f"{address}/v1/models", headers=headers).json()["data"]
         assert model["id"] == "small"
         assert "gpt-4" in model["aliases"]
+        body = {"prompt": "hi", "n": 4}
+        refused = httpx.post(f"{address}/v1/completions", json=body, headers=headers)
+        assert refused.json()["error"]["param"] == "n"  # never could so many run and wait at once
     code, err = server.end(signal.SIGTERM)
     assert code == 0
     assert "anybody" not in err
