@@ -109,13 +109,16 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as the router sees it; None is unknown."""
+    """A memory as the router sees it; None is unknown."""
 
+    memory: str
+    """`host`, or the UUID of a card."""
     name: str
     total_bytes: int | None
     free_bytes: int | None
     booked_bytes: int
     margin_bytes: int
+    budget_bytes: int | None = None
     foreign_bytes: int | None = None
     source: str = ""
 

@@ -18,8 +18,10 @@ _State = ModelState
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often and how soon something that failed is tried again."""
+    """How many may wait, and how often and how soon something that failed is tried again."""
 
+    most_waiting: int = 512
+    """Requests that may wait for all models together."""
     memory_tries: int = 2
     """Loads in a row for one request, if the device has no memory for the first."""
     failure_s: float = 2.0

@@ -155,6 +155,10 @@ class Register:
         """Return the model that a live ticket waits for or uses."""
         return self._residences.get(self._tickets.get(ticket, ""))
 
+    def num_waiting(self) -> int:
+        """Return how many tickets wait."""
+        return sum(len(residence.waiting) for residence in self._active.values())
+
     def strike(self, ticket: str) -> Residence | None:
         """Forget a ticket; return its model, None if it is forgotten already."""
         residence = self._residences.get(self._tickets.pop(ticket, ""))

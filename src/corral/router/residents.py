@@ -61,6 +61,8 @@ class Residents:
             Closed: the router ends.
         """
         residence = self._open(ticket.model, ticket.arrived_s)
+        if self._register.num_waiting() >= self._patience.most_waiting:
+            raise QueueFull("too many requests wait for models to be loaded: try again later")
         if len(residence.waiting) > residence.entry.preset.queue:
             raise QueueFull(
                 f"{len(residence.waiting)} requests wait for {residence.name}, the most there may "
@@ -313,6 +315,11 @@ class Residents:
     def find(self, name: str) -> str:
         """Return the own name of the model that a name means; raises ModelNotFound."""
         return self._register.find(name)
+
+    def is_waiting(self, ticket: str) -> bool:
+        """Whether a ticket was not let through yet."""
+        residence = self._register.holder_of(ticket)
+        return residence is not None and ticket in residence.waiting
 
     def residence(self, model: str) -> Residence:
         """Return a model's record, to be read under the lock; raises ModelNotFound."""

@@ -1,0 +1,174 @@
+"""Worker processes as the router has them: started for one load, watched, ended; never restarted.
+
+Whether another process is started in place of one that died is decided for all models together.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from corral.contract.events import error_of
+from corral.contract.questions import Description
+from corral.contract.service import Service
+from corral.contract.worker import WorkerExit, WorkerSpec, WorkerState, WorkerStatus
+from corral.errors import CorralError
+from corral.router.entry import HOST, ModelEntry
+from corral.router.placing import Machine, Need, Site
+from corral.router.residence import Progress
+from corral.router.supervisor import Supervisor, supervise
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far a process is."""
+
+    progress: Progress
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A process is ready."""
+
+    measured: Mapping[str, int] = field(default_factory=dict)
+    """By memory, the bytes that it says it allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process ended by itself."""
+
+    error: CorralError
+    is_refused: bool
+    """Whether it said that it cannot load the model."""
+
+
+News = Loading | Loaded | Ended
+Watch = Callable[[News], None]
+"""Hears of a process, in a thread of its own."""
+
+
+class Child(Protocol):
+    """A process that holds a model, or is about to."""
+
+    @property
+    def service(self) -> Service:
+        """The model; it answers once the process is loaded."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the process; None before it is there."""
+        ...
+
+    def save(self) -> None:
+        """Keep its sessions, where that is wanted; raises nothing."""
+        ...
+
+    def stop(self) -> None:
+        """End the process, and return when nothing is left of it; a second call only waits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What process is to be started."""
+
+    entry: ModelEntry
+    need: Need
+    machine: Machine
+    """As it was when the place was chosen."""
+
+
+Launch = Callable[[Order, Watch], Child]
+"""Starts a process; raises CorralError if there is none."""
+
+
+def sites_of(order: Order) -> tuple[Site, ...]:
+    """Return the devices that a model was placed on, in the order of its layers."""
+    named = {site.name: site for site in order.machine.sites}
+    return tuple(named[name] for name in order.need.sites)
+
+
+def spec_of(order: Order) -> WorkerSpec:
+    """Return what a worker is told: it sees its own cards and no others, and counts from 0."""
+    preset, sites = order.entry.preset, sites_of(order)
+    cards = [site for site in sites if site.uuid is not None]
+    names = {site.name: f"cuda:{number}" for number, site in enumerate(cards)}
+    return WorkerSpec(
+        model=order.entry.paths[0],
+        name=preset.name,
+        devices=tuple(names.get(site.name, site.name) for site in sites),
+        split=order.need.split,
+        visible_devices=tuple(site.uuid for site in cards if site.uuid is not None),
+        context=preset.context,
+        parallel=preset.parallel,
+        kv_type=preset.kv_type,
+        kv_blocks=preset.kv_blocks,
+        threads=preset.threads,
+        chunk_beside=preset.chunk_beside,
+        embeddings=preset.embeddings,
+        queue_capacity=preset.queue,
+        drain_s=preset.drain_s,
+    )
+
+
+def measured_bytes(description: Description, sites: tuple[Site, ...]) -> dict[str, int]:
+    """Return by memory what a worker says it allocated, by its own names of devices."""
+    cards = [site for site in sites if site.uuid is not None]
+    memories = {f"cuda:{number}": site.memory for number, site in enumerate(cards)}
+    sums: dict[str, int] = {}
+    for row in description.memory:
+        memory = memories.get(row.device, HOST)
+        sums[memory] = sums.get(memory, 0) + row.allocated_bytes
+    return sums
+
+
+class WorkerChild:
+    """A supervised worker process."""
+
+    def __init__(self, order: Order, watch: Watch) -> None:
+        """Start it."""
+        self._sites = sites_of(order)
+        self._watch = watch
+        self._pid: int | None = None
+        self._supervisor: Supervisor | None = None
+        self._supervisor = supervise(spec_of(order), restarts=False, on_change=self._take)
+
+    @property
+    def service(self) -> Service:
+        """The model."""
+        assert self._supervisor is not None, "there from the beginning"
+        return self._supervisor
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the process, after its end too."""
+        return self._pid
+
+    def save(self) -> None:
+        """Keep nothing."""
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self._supervisor is not None, "there from the beginning"
+        self._supervisor.close()
+
+    def _take(self, status: WorkerStatus) -> None:
+        match status.state:
+            case WorkerState.LOADING:
+                self._pid = status.pid or self._pid
+                told = Progress(status.stage, status.done, status.total)
+                self._watch(Loading(told, status.pid))
+            case WorkerState.READY:
+                self._watch(Loaded(self._measured()))
+            case WorkerState.FAILED:
+                is_refused = status.exit_status in (WorkerExit.LOAD_FAILED, WorkerExit.PROTOCOL)
+                error = error_of(status.error_code, status.error)
+                self._watch(Ended(error, is_refused))
+
+    def _measured(self) -> dict[str, int]:
+        supervisor = self._supervisor
+        if supervisor is None or supervisor.description is None:
+            return {}
+        return measured_bytes(supervisor.description, self._sites)
