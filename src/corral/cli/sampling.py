@@ -6,10 +6,9 @@ Each field is decided by itself, as llama.cpp does.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from corral.cli.output import note
-from corral.errors import InvalidArgument
 from corral.hub.demo import DEMO
 from corral.log import logger
 
@@ -18,17 +17,6 @@ if TYPE_CHECKING:
     from corral.gguf.metadata import Metadata
 
 _log = logger(__name__)
-KEYS: Final = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.xtc_probability": "xtc_probability",
-    "general.sampling.xtc_threshold": "xtc_threshold",
-    "general.sampling.penalty_repeat": "repeat_penalty",
-    "general.sampling.penalty_last_n": "repeat_last_n",
-}
-"""What a file may advise, by llama.cpp's names, and the field it stands for."""
 
 
 class Described(Protocol):
@@ -62,25 +50,9 @@ def advice(model: Described) -> dict[str, float]:
     """Return what the makers of a model advise, by field; advice that cannot be is left out."""
     if model.name == DEMO.file_name:
         return dict(DEMO.sampling)
-    from corral.contract.sampling import SamplingParams
+    from corral.contract.advice import PREFIX, advice_of
 
-    found: dict[str, float] = {}
-    for key, field in KEYS.items():
-        if key not in model.metadata:
-            continue
-        content = model.metadata.value(key).content
-        try:
-            value = _number(content)
-            SamplingParams(**{field: value})  # type: ignore[arg-type]
-        except InvalidArgument:
-            note(f"{key} of {model.name} is {str(content)[:40]!r}, which cannot be: ignored")
-        else:
-            found[field] = value
-    return found
+    def ignored(key: str, content: object) -> None:
+        note(f"{key} of {model.name} is {str(content)[:40]!r}, which cannot be: ignored")
 
-
-def _number(content: object) -> float:
-    if isinstance(content, bool) or not isinstance(content, int | float):
-        raise InvalidArgument(f"{content!r} is no number")
-    # The file keeps 32 bits: 0.95 was meant where 0.949999988 is read.
-    return content if isinstance(content, int) else float(f"{content:.6g}")
+    return advice_of(model.metadata.plain(PREFIX), ignored)

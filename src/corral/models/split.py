@@ -107,12 +107,15 @@ class RunBytes:
         for size, layers in leaves.values():
             if len(layers) == 1:
                 own[layers[0]] += size
+        self.own = tuple(own)
+        """Of leaves that one layer needs, by layer."""
+        self.shared = tuple((n, tuple(layers)) for n, layers in leaves.values() if len(layers) > 1)
+        """(bytes, layers) of those that several need."""
         self._sums = (0, *accumulate(own))
         self._shared: list[tuple[int, tuple[int, ...]]] = []  # with how many need it before a layer
-        for size, layers in leaves.values():
-            if len(layers) > 1:
-                needed = (layer in layers for layer in range(num_layers))
-                self._shared.append((size, (0, *accumulate(needed))))
+        for size, layers in self.shared:
+            needed = (layer in layers for layer in range(num_layers))
+            self._shared.append((size, (0, *accumulate(needed))))
 
     def of(self, first: int, end: int) -> int:
         """Return the bytes of layers first … end - 1."""

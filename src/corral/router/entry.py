@@ -106,6 +106,8 @@ class Planned:
     num_layers: int
     footprints: tuple[Footprint, ...]
     """One for each kind of device."""
+    advice: Mapping[str, float] = field(default_factory=dict)
+    """Fields of `SamplingParams` as the model's makers advise them."""
 
     def footprint(self, kind: str) -> Footprint:
         """Return what it takes on a kind of device; KeyError if it was not planned for it."""
