@@ -18,6 +18,7 @@
     │   ├── DeviceUnavailable      no such device here, or its driver is missing
     │   ├── QueueFull              as many requests wait as may
     │   ├── WorkerLost             the process that held the model is gone
+    │   ├── InvalidSession         a saved conversation cannot be used
     │   └── TimeLimitExceeded      nobody answered in time
     ├── LifecycleError             an object was used outside its life
     │   ├── Closed                 used after close()
@@ -179,6 +180,12 @@ class WorkerLost(ResourceError):
     """The process that held the model is gone, and what it was computing with it."""
 
     code = "worker_lost"
+
+
+class InvalidSession(ResourceError):
+    """A saved conversation is damaged, or of another version, model or setting."""
+
+    code = "invalid_session"
 
 
 class TimeLimitExceeded(ResourceError):

@@ -79,6 +79,32 @@ class CacheTree:
         return directory
 
 
+def private_directory(directory: Path, holds: str) -> Path:
+    """Return a directory to which nobody else can write, making it if it is missing.
+
+    Args:
+        holds: what is kept there, for the message.
+
+    Raises:
+        ResourceError: it cannot be made, belongs to someone else, is writable by others, or is no
+            directory.
+    """
+    try:
+        directory.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        raise ResourceError(
+            f"cannot make {directory} for {holds}: {error.strerror}; name a directory you can "
+            "write to"
+        ) from error
+    if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
+        raise ResourceError(
+            f"{directory} is to hold {holds}, and belongs to user {status.st_uid} with mode "
+            f"{stat.S_IMODE(status.st_mode):04o}; expected your own, that others cannot write to"
+        )
+    return directory
+
+
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)

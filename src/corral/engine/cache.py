@@ -47,6 +47,16 @@ class Cache:
         free = [pool.statistics().num_free for pool, group in pairs if group.window is None]
         return min(free, default=None)
 
+    @property
+    def prefixes(self) -> PrefixPool | None:
+        """The pool that remembers beginnings; None if no group of layers keeps them."""
+        return self._prefixes
+
+    @property
+    def num_forgotten(self) -> int:
+        """How often something that was known had to go."""
+        return 0 if self._prefixes is None else self._prefixes.num_forgotten
+
     def statistics(self) -> tuple[PoolStatistics, ...]:
         """Return the counts of each group's blocks."""
         return tuple(pool.statistics() for pool in self._pools)

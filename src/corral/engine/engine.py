@@ -24,13 +24,16 @@ from numpy.typing import NDArray
 from corral.contract.events import FinishReason
 from corral.engine.batch import Rows
 from corral.engine.cache import Beginning, Cache
+from corral.engine.candidates import admitted, waiting
 from corral.engine.flight import Emission, Flight, chosen_token, translated
 from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner
 from corral.engine.scheduler import Budget, Candidate, Slice, preempted, schedule
 from corral.engine.sequence import Sequence, SequenceState
+from corral.engine.sessions.returns import Returns
 from corral.engine.waiting import WaitingLine
 from corral.errors import ContextExceeded, CorralError, DeviceFault, InvalidArgument, ResourceError
+from corral.kv.prefix import PrefixPool
 from corral.kv.spec import GroupSpec, blocks_for
 from corral.sampling.sampler import Sampler
 
@@ -71,6 +74,13 @@ class Engine:
         self._landed: list[Emission] = []
         """What a flight produced that nobody was told yet."""
         self.context = context
+        self.returns = Returns()
+        """What comes of conversations that were restored."""
+
+    @property
+    def prefixes(self) -> PrefixPool | None:
+        """What is known of beginnings; None if the model's layers keep none."""
+        return self._cache.prefixes
 
     def submit(
         self,
@@ -247,8 +257,7 @@ class Engine:
                 f"{len(sequence.tokens)} tokens were given, the context holds {self.context}: "
                 "load the model with a larger context"
             )
-        while self._flights:
-            self._land()
+        self.settle()
         shapes = self._runner.shapes
         free = self._cache.num_free
         has_blocks = free is None or blocks_for(len(sequence.tokens)) <= free
@@ -267,6 +276,11 @@ class Engine:
                 self._cache.advance(sequence, count)
         finally:
             self._cache.close_tables(sequence)
+
+    def settle(self) -> None:
+        """Finish every evaluation under way; what they produced comes with the next step."""
+        while self._flights:
+            self._land()
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
@@ -299,22 +313,9 @@ class Engine:
 
     def _candidates(self) -> list[Candidate]:
         """Return who may run: all admitted, then as many that wait as there are free slots."""
-        candidates = [
-            Candidate(s.id, s.num_pending, True, s.num_computed) for s in self._running.values()
-        ]
         free = self._runner.shapes.sequences - len(self._running)
-        self._beginnings.clear()
-        tails: set[int] = set()
-        for sequence in islice(self._waiting, free):
-            known = self._cache.known(sequence, tails)
-            self._beginnings[sequence.id] = known
-            if known.tail is not None:
-                tails.add(known.tail)
-            pending = len(sequence.tokens) - known.num_tokens
-            candidates.append(
-                Candidate(sequence.id, pending, False, known.num_tokens, known.num_idle)
-            )
-        return candidates
+        new, self._beginnings = waiting(islice(self._waiting, free), self._cache)
+        return [*admitted(self._running.values()), *new]
 
     def _among(self, slices: tuple[Slice, ...]) -> list[Sequence]:
         """Return the sequences of slices, in their order."""
@@ -331,6 +332,7 @@ class Engine:
         if sequence.admitted_at is None:
             sequence.admitted_at = time.perf_counter()
             sequence.num_cached = sequence.num_computed
+            self.returns.admitted(sequence, num_forgotten=self._cache.num_forgotten)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's blocks; its tokens are computed again when there are some."""

@@ -23,7 +23,7 @@ from corral.engine.runner import Runner
 from corral.engine.samplers import Samplers
 from corral.engine.targets import Targets
 from corral.engine.templates import chat_template
-from corral.gguf import Metadata, ModelFile, open_model
+from corral.gguf import Metadata, ModelFile, fingerprint, open_model
 from corral.hub.resolve import resolve
 from corral.interrupts import deferred
 from corral.memory.ledger import Ledger, LedgerEntry
@@ -68,6 +68,8 @@ class OpenedModel:
     _closing: ExitStack
     isolates_template: bool = False
     """Whether the chat template runs in a process of its own."""
+    fingerprint: str = ""
+    """Of its files, if it was asked for."""
     _opening: Lock = field(default_factory=Lock)
 
     @property
@@ -141,6 +143,7 @@ def open_by_name(
     *,
     threads: int | None = None,
     isolates_template: bool = False,
+    identifies: bool = False,
     progress: Progress | None = None,
 ) -> OpenedModel:
     """Find a model, open its devices and load it with what belongs to it; all of it or nothing.
@@ -148,6 +151,7 @@ def open_by_name(
     Args:
         isolates_template: run the chat template, which is code from outside, in a process of its
             own: where others are served, it must not be able to harm this one.
+        identifies: find the fingerprint of the files, too.
 
     Raises:
         UsageError: if the name or a setting is wrong.
@@ -166,6 +170,7 @@ def open_by_name(
             stack.callback(loaded.close)
             num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
             tokenizer = words.result()
+            identity = fingerprint(file) if identifies else ""
         return OpenedModel(
             name=path.name,
             metadata=metadata,
@@ -177,6 +182,7 @@ def open_by_name(
             ledger=ledger,
             _closing=stack.pop_all(),
             isolates_template=isolates_template,
+            fingerprint=identity,
         )
 
 

@@ -123,6 +123,14 @@ class PrefixPool(BlockPool):
             blocks.append(block)
         return blocks
 
+    def knows(self, link: Link) -> bool:
+        """Whether some block is known to hold what a link says."""
+        return link.digest in self._known
+
+    def block_of(self, link: Link) -> int:
+        """Return the block that is known to hold what a link says; KeyError if there is none."""
+        return self._known[link.digest]
+
     def num_tokens(self, block: int) -> int:
         """Return how many tokens of a known block are computed."""
         return self._links[block].num_tokens

@@ -47,10 +47,20 @@ class KVSpec:
         window = self.layers[layer].window
         return next(group for group in self.groups if group.window == window)
 
+    def block_bytes(self, layer: int) -> int:
+        """Return the bytes that one block takes in one layer."""
+        spec = self.layers[layer]
+        return 2 * spec.kv_heads * BLOCK_TOKENS * self.dtype.row_bytes(spec.head_dim)
+
     def state_shape(self, layer: int) -> tuple[int, int, int, int, int]:
         """Return (blocks, K|V, kv heads, tokens, dim) of one layer."""
         spec = self.layers[layer]
         return (self.group(layer).num_blocks, 2, spec.kv_heads, BLOCK_TOKENS, spec.head_dim)
+
+
+def state_name(layer: int) -> str:
+    """Return what the state of a layer is called in graphs and layouts."""
+    return f"kv.{layer}"
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from corral.kv.spec import KVSpec
+from corral.kv.spec import KVSpec, state_name
 from corral.models.hyper import Hyper
 from corral.models.weights import Weights
 from corral.tensor.build import GraphBuilder
@@ -50,7 +50,7 @@ def attention(
     # The three products come first: nothing separates them, so they can run side by side.
     q, k, v = project("q", hyper.heads), project("k", hyper.kv_heads), project("v", hyper.kv_heads)
     q, k = turn("q", q), turn("k", k)
-    state = g.state(f"kv.{i}", kv.dtype, kv.state_shape(i))
+    state = g.state(state_name(i), kv.dtype, kv.state_shape(i))
     appended = g.kv_append(f"kv_append.{i}", k, v, state, g.tables(kv.group(i).tables_name))
     attend = Attend(hyper.heads, hyper.kv_heads, dim, style.scale or dim**-0.5, kv.layers[i].window)
     mixed = g.attention(f"attention.{i}", q, appended, attend)
