@@ -82,6 +82,33 @@ def test_dot_is_exact(target, bits, lanes):
 
 
 @TARGETS
+@pytest.mark.parametrize("bits", [1, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("terms", [1, 7, 8, 9, 40])
+def test_a_running_dot_is_exact_however_long(target, bits, terms):
+    """Sums that are kept in 16 bits for a while never overflow them, whatever the codes."""
+    lanes, cases = 16, 5
+    random = np.random.default_rng(bits)
+    u = random.integers(0, 2**bits, (cases, terms, 4 * lanes)).astype(np.uint8)
+    s = random.integers(-128, 128, (cases, terms, 4 * lanes)).astype(np.int8)
+    u[:2], s[0], s[1] = 2**bits - 1, 127, -128
+    out = np.zeros((cases, lanes), np.int32)
+
+    def body(k: Kernel, record: Value, thread: Value, threads: Value) -> None:
+        a = k.fields(record, ("u", "s", "out"))
+        with k.range(0, cases) as n:
+            dot = simd.RunningDot(k.constant(i32.x(lanes), -3), bits)
+            for term in range(terms):
+                at = (n * terms + term) * (4 * lanes)
+                dot.add(k.load(u8.x(4 * lanes), a.u + at), k.load(i8.x(4 * lanes), a.s + at))
+            k.store(a.out + n * (4 * lanes), dot.total())
+
+    run(target, body, u, s, out)
+    products = u.astype(np.int32) * s
+    expected = products.reshape(cases, terms, lanes, 4).sum((1, 3)) - 3
+    assert np.array_equal(out, expected)
+
+
+@TARGETS
 @pytest.mark.parametrize("lanes", [0, 8])
 def test_half_conversions_are_numpys(target, lanes):
     """F32 to F16 and back rounds half to even, through subnormals, infinities and NaN."""

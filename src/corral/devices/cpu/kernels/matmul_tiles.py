@@ -20,7 +20,7 @@ from corral.devices.cpu.kernels.matmul_weights import (
     shape_of,
     store_group,
 )
-from corral.devices.cpu.simd import Kernel, Value, Variable, dot_u8_i8, f32, i32
+from corral.devices.cpu.simd import Kernel, RunningDot, Value, Variable, f32, i32
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.quant.packed import GROUP, PackedLayout
 
@@ -172,7 +172,7 @@ class QuantizedProduct:
         parts = max(MINIMUM_CHAINS // (len(tokens) * self.planes * self.shape.halves), 1)
         zero = x.k.constant(i32.x(ROWS), 0)
         chains = {
-            (t, p, n): zero if n else x.start(t, number, p, half)
+            (t, p, n): RunningDot(zero if n else x.start(t, number, p, half), bits)
             for t in tokens
             for p in range(self.planes)
             for n in range(parts)
@@ -181,10 +181,9 @@ class QuantizedProduct:
             chunk, part = half * chunks + c, c * parts // chunks
             for t, p in itertools.product(tokens, range(self.planes)):
                 activation = x.code(t, number, p * self.columns + chunk * CHUNK_COLUMNS)
-                chain = chains[t, p, part]
-                chains[t, p, part] = dot_u8_i8(chain, group.codes[chunk], activation, bits)
+                chains[t, p, part].add(group.codes[chunk], activation)
         return [
-            [_sum([chains[t, p, n] for n in range(parts)]) for p in range(self.planes)]
+            [_sum([chains[t, p, n].total() for n in range(parts)]) for p in range(self.planes)]
             for t in tokens
         ]
 

@@ -47,7 +47,7 @@ from corral.devices.cpu.simd.arithmetic import (
     sqrt,
 )
 from corral.devices.cpu.simd.convert import convert
-from corral.devices.cpu.simd.dot import dot_u8_i8
+from corral.devices.cpu.simd.dot import RunningDot, dot_u8_i8
 from corral.devices.cpu.simd.kernel import Fields, Kernel, Module, Variable, build
 from corral.devices.cpu.simd.types import (
     Type,
@@ -71,6 +71,7 @@ __all__ = [
     "Fields",
     "Kernel",
     "Module",
+    "RunningDot",
     "Type",
     "Value",
     "Variable",

@@ -21,17 +21,75 @@ def dot_u8_i8(sums: Value, unsigned: Value, signed: Value, code_bits: int = 8) -
     `sums` is i32.x(n), `unsigned` u8.x(4n) with values below 2^code_bits, `signed` i8.x(4n);
     n is a power of two.
     """
-    expected = (i32.x(sums.type.lanes), u8.x(4 * sums.type.lanes), i8.x(4 * sums.type.lanes))
-    if (sums.type, unsigned.type, signed.type) != expected:
-        raise TypeError(f"dot_u8_i8 takes {expected}, not {(sums, unsigned, signed)}")
+    dot = RunningDot(sums, code_bits)
+    dot.add(unsigned, signed)
+    return dot.total()
+
+
+class RunningDot:
+    """A sum to which dot products are added, one after the other, as by `dot_u8_i8`.
+
+    Instructions that multiply bytes into 16 bits are followed by one that widens them only when
+    these might overflow. Codes of eight bits are then two of four, each with sums of its own.
+    """
+
+    def __init__(self, sums: Value, code_bits: int = 8) -> None:
+        """Begin with `sums`, i32.x(n); codes are below 2^code_bits."""
+        self._sums, self._bits = sums, code_bits
+        self._is_paired = sums.kernel.target.dot in _PAIRED
+        self._pairs: list[Value] = []
+        """Sums in 16 bits of the low bits of codes and, if codes are cut in two, of the high."""
+        self._left = 0
+        """How many more dots these can take."""
+
+    def add(self, unsigned: Value, signed: Value) -> None:
+        """Add the dot products of u8.x(4n) and i8.x(4n)."""
+        sums = self._sums
+        expected = (i32.x(sums.type.lanes), u8.x(4 * sums.type.lanes), i8.x(4 * sums.type.lanes))
+        if (sums.type, unsigned.type, signed.type) != expected:
+            raise TypeError(f"a dot takes {expected}, not {(sums, unsigned, signed)}")
+        if not self._is_paired:
+            self._sums = _at_once(sums, unsigned, signed, self._bits)
+            return
+        is_cut = self._bits > _UNCUT_BITS
+        parts = [unsigned & 15, unsigned >> 4] if is_cut else [unsigned]
+        pairs = [_pairs(part, signed) for part in parts]
+        if self._left == 0:
+            self._sums, self._pairs = self.total(), []
+            self._left = _dots_in_16_bits(_CUT_BITS if is_cut else self._bits)
+        before = self._pairs
+        self._pairs = (
+            [old + new for old, new in zip(before, pairs, strict=True)] if before else pairs
+        )
+        self._left -= 1
+
+    def total(self) -> Value:
+        """Return the sum so far: i32.x(n)."""
+        total = self._sums
+        for number, pairs in enumerate(self._pairs):
+            fours = _fours(pairs)
+            total = total + (fours << _CUT_BITS if number else fours)
+        return total
+
+
+_UNCUT_BITS = 7
+_CUT_BITS = 4
+
+
+def _dots_in_16_bits(code_bits: int) -> int:
+    """Return how many sums of two products are below 2^15, for any signed bytes."""
+    return (2**15 - 1) // (2 * 2**7 * ((1 << code_bits) - 1))
+
+
+Operation = Callable[[Value, Value, Value, int], Value]
+
+
+def _at_once(sums: Value, unsigned: Value, signed: Value, code_bits: int) -> Value:
     kind = sums.kernel.target.dot
     if kind is Dot.NEON and code_bits == 8 and "+i8mm" not in sums.kernel.target.features:
         kind = Dot.PORTABLE
     operation, widest = _VARIANTS[kind]
     return _split(operation, widest, sums, unsigned, signed, code_bits)
-
-
-Operation = Callable[[Value, Value, Value, int], Value]
 
 
 def _split(
@@ -64,27 +122,38 @@ def _vnni(sums: Value, unsigned: Value, signed: Value, code_bits: int) -> Value:
     return sums.kernel.intrinsic(name, sums.type, [sums, *operands])
 
 
-_MADD = {
-    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+_PAIRED = {Dot.MADD_512: 16, Dot.MADD_256: 8}
+"""Variants that multiply into 16 bits, and their lanes of 32."""
+_PAIRS = {
+    16: "llvm.x86.avx512.pmaddubs.w.512",
+    8: "llvm.x86.avx2.pmadd.ub.sw",
+    4: "llvm.x86.ssse3.pmadd.ub.sw.128",
+}
+_FOURS = {
+    16: "llvm.x86.avx512.pmaddw.d.512",
+    8: "llvm.x86.avx2.pmadd.wd",
+    4: "llvm.x86.sse2.pmadd.wd",
 }
 
 
-def _madd(sums: Value, unsigned: Value, signed: Value, code_bits: int) -> Value:
-    """Sum pairs in 16 bits, which 7-bit codes cannot overflow: an eighth bit goes separately."""
-    kernel, lanes = sums.kernel, sums.type.lanes
-    pairs_name, fours_name = _MADD[lanes]
-    words = i16.x(2 * lanes)
+def _pairs(unsigned: Value, signed: Value) -> Value:
+    """Return the sums of two products each: i16.x(2n) of bytes .x(4n)."""
+    lanes = unsigned.type.lanes // 4
+    if lanes > _PAIRED[unsigned.kernel.target.dot]:
+        half = 2 * lanes
+        return concatenate(
+            *(_pairs(part(unsigned, at, half), part(signed, at, half)) for at in (0, half))
+        )
+    return unsigned.kernel.intrinsic(_PAIRS[lanes], i16.x(2 * lanes), [unsigned, signed])
 
-    def add(sums: Value, unsigned: Value, weight: int) -> Value:
-        pairs = kernel.intrinsic(pairs_name, words, [unsigned, signed])
-        weights = Value(kernel, words, words.constant(weight))
-        return sums + kernel.intrinsic(fours_name, sums.type, [pairs, weights])
 
-    if code_bits < 8:
-        return add(sums, unsigned, 1)
-    return add(add(sums, unsigned & 127, 1), unsigned >> 7, 128)
+def _fours(pairs: Value) -> Value:
+    """Return the sums of two neighbours each: i32.x(n) of i16.x(2n)."""
+    lanes = pairs.type.lanes // 2
+    if lanes > _PAIRED[pairs.kernel.target.dot]:
+        return concatenate(*(_fours(part(pairs, at, lanes)) for at in (0, lanes)))
+    ones = Value(pairs.kernel, pairs.type, pairs.type.constant(1))
+    return pairs.kernel.intrinsic(_FOURS[lanes], i32.x(lanes), [pairs, ones])
 
 
 def _neon(sums: Value, unsigned: Value, signed: Value, code_bits: int) -> Value:
@@ -107,8 +176,6 @@ def _portable(sums: Value, unsigned: Value, signed: Value, code_bits: int) -> Va
 _VARIANTS: dict[Dot, tuple[Operation, int]] = {
     Dot.VNNI_512: (_vnni, 16),
     Dot.VNNI_256: (_vnni, 8),
-    Dot.MADD_512: (_madd, 16),
-    Dot.MADD_256: (_madd, 8),
     Dot.NEON: (_neon, 4),
     Dot.PORTABLE: (_portable, 16),
 }
