@@ -38,7 +38,12 @@ PAUSE_S = 0.5
 """Between loads: threads of the one before spin for a while."""
 FEWEST, EACH, MOST = 12, 4, 96
 """Requests of a load: so many for each client, within limits."""
-RATIOS = ("generated_tokens_per_s", "all_tokens_per_s")
+RATIOS = {
+    "generated_tokens_per_s": "generated/s",
+    "all_tokens_per_s": "all/s",
+    "all_tokens_per_cpu_s": "all/CPU s",
+}
+"""What the servers are compared by, and its short name."""
 
 
 def count_for(clients: int) -> int:
@@ -60,7 +65,11 @@ def loaded(server: Server, load: Child, args: argparse.Namespace, clients: int, 
     )
     used = {one.name: one.cpu_s - before.get(one.name, 0.0) for one in server.held()}
     time.sleep(PAUSE_S)
-    return found | {"server_cpu_s": {name: round(value, 2) for name, value in used.items()}}
+    tokens = found["prompt_tokens"] + found["generated_tokens"]
+    return found | {
+        "server_cpu_s": {name: round(value, 2) for name, value in used.items()},
+        "all_tokens_per_cpu_s": round(tokens / sum(used.values()), 2),
+    }
 
 
 def compare(servers: list[Server], load: Child, args: argparse.Namespace) -> dict[str, Reply]:
@@ -96,9 +105,9 @@ def show(clients: int, result: Reply) -> None:
     for name, rounds in result["rounds"].items():
         middle = result["medians"][name]
         first, between = (spread(rounds, key) for key in ("first_token_s", "between_tokens_s"))
+        rates = "  ".join(f"{middle[key]:7.1f} {word}" for key, word in RATIOS.items())
         print(
-            f"{clients:>3} clients  {name:9} {middle['generated_tokens_per_s']:8.1f} generated/s "
-            f"{middle['all_tokens_per_s']:8.1f} all/s  first {first} s  between {between} s  "
+            f"{clients:>3} clients  {name:9}  {rates}  first {first} s  between {between} s  "
             f"errors {result['errors'][name]}",
             flush=True,
         )
