@@ -4,6 +4,7 @@
     <root>/kernels/        compiled code; loaded and run, so only an unshared directory will do
     <root>/sessions/       saved KV states
     <root>/contexts.json   what a device context costs, as measured
+    <root>/headers.json    what headers of model files told a router
 
 Knows no file formats. The root comes from `config.Settings.cache`.
 """
@@ -71,6 +72,15 @@ class CacheTree:
         """
         _make(self.root)
         return self.root / "contexts.json"
+
+    def headers_file(self) -> Path:
+        """Return the path of the index of headers; the file itself may not exist yet.
+
+        Raises:
+            ResourceError: its directory cannot be made.
+        """
+        _make(self.root)
+        return self.root / "headers.json"
 
     def _directory(self, name: str) -> Path:
         _make(self.root)

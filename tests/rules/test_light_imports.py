@@ -21,6 +21,7 @@ NUMPY_FREE = (
     *("corral.contract.messages", "corral.contract.service", "corral.contract.wire"),
     *("corral.router.process", "corral.router.remote", "corral.router.supervisor"),
     *("corral.router.router", "corral.router.children", "corral.contract.fleet"),
+    *("corral.router.catalog", "corral.router.machine", "corral.router.planner_child"),
     *("corral.api.app", "corral.api.server"),
     *("corral.devices.base", "corral.devices.registry", "corral.devices.binding"),
     *("corral.devices.cpu.traits", "corral.devices.cuda.traits", "corral.devices.cuda.lowering"),

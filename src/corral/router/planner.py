@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from corral.config import inherited
+from corral.errors import ModelError
 from corral.log import logger
 from corral.router.entry import Unusable
 from corral.router.plan_job import PlanJob
@@ -22,6 +23,8 @@ from corral.router.planned_text import Header, from_json
 
 SECONDS = 60.0
 """For one file."""
+NOT_READ = ModelError.code
+"""The code of headers that were not read to the end; another time may be luckier."""
 _INHERITED = ("PATH", "HOME", "LANG", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CORRAL_THREADS")
 _PIECE_BYTES = 1 << 16
 _MAX_ANSWER_BYTES = 16 << 20
