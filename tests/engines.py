@@ -33,8 +33,9 @@ def sampler(seed=1, **options):
     return Sampler(SamplingParams(seed=seed, **(DEFAULTS | options)), VOCABULARY)
 
 
-def submit(engine, tokens, max_tokens=5, *, seed=1, temperature=None, **options):
-    chosen = {} if temperature is None else {"temperature": temperature}
+def submit(engine, tokens, max_tokens=5, *, seed=1, temperature=None, top_k=None, **options):
+    given = {"temperature": temperature, "top_k": top_k}
+    chosen = {name: value for name, value in given.items() if value is not None}
     chooser = sampler(seed, **chosen)
     return engine.submit(tokens, sampler=chooser, max_tokens=max_tokens, **options)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from corral.devices.base import ModelBuffers
 from corral.devices.cuda import prefill_launch
+from corral.devices.cuda.choice_rules import choose as choose_tokens
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KERNELS
 from corral.devices.cuda.lowering import lower_plan
@@ -17,7 +18,7 @@ from corral.devices.cuda.matmul_launch import WEIGHTS, Product, Result, half_row
 from corral.devices.cuda.matmul_tuning import choose, wants_half_rows
 from corral.devices.cuda.prefill_launch import Chip, Finish, Heads, Mixed, Source
 from corral.devices.cuda.traits import cuda_traits
-from corral.devices.cuda.weight_rules import argmax, pack
+from corral.devices.cuda.weight_rules import pack
 from corral.memory.factors import Form
 from corral.models.footprint import Limits, design_model
 from corral.quant.packed import BY_NAME, LAYOUTS
@@ -56,7 +57,7 @@ _ASSEMBLER = Limit(104, stack_bytes=8, spill_bytes=16)
 """Of kernels that some architecture's assembler gives fewer registers than it may."""
 LIMITS = {
     "": Limit(48),
-    "argmax_merge": Limit(56),
+    "choose_token": Limit(80),
     "transpose_halves": Limit(64),
     "matmul<": Limit(160),
     "matmul<corral::int4_half_offset, corral::XA8, 8": replace(_ASSEMBLER, registers=160),
@@ -168,7 +169,8 @@ def _rows():
     for planes, is_aligned in ((1, True), (2, False)):
         yield Instance.of("elementwise", "quantize", planes, is_aligned)
         yield Instance.of("elementwise", "gated_quantize", "GELU", planes, is_aligned)
-    yield from argmax(0, 0, 1, 128_256, scratch=0, tokens=0)
+    for vocabulary in (128_256, 32_001):
+        yield from choose_tokens(0, 0, 1, vocabulary, draws=0, scratch=0, tokens=0)
 
 
 def _plain():

@@ -99,6 +99,10 @@ class Recorder:
         loaded.engine = Engine(recorder, groups, context=loaded.engine.context)
         return recorder
 
+    def can_choose(self, samplers):
+        """Leave no choice to the device."""
+        return False
+
     def start(self, batch, *, chooses=False):
         """Start a batch and note who wants logits."""
         assert not chooses, "who looks at logits needs them"

@@ -12,6 +12,10 @@ import numpy as np
 
 from corral.engine.batch import BatchArrays
 from corral.kv.spec import BLOCK_TOKENS
+from corral.memory.choices import DRAWS, MOST_CANDIDATES
+from corral.sampling import steps
+from corral.sampling.candidates import Candidates, Workspace, largest
+from corral.sampling.random import uniform
 from corral.tensor.graph import ShapeClass
 
 VOCABULARY = 11
@@ -21,6 +25,16 @@ def logits_after(tokens):
     """Return the logits that follow some tokens."""
     seed = zlib.crc32(np.array(tokens, np.int32).tobytes())
     return np.random.RandomState(seed).standard_normal(VOCABULARY).astype(np.float32)
+
+
+def drawn(logits, draw):
+    """Return the token that a device chooses which is told no more than a `DRAW`."""
+    found = largest(logits, int(draw["top_k"]), Workspace(VOCABULARY))
+    if draw["top_p"] < 1:
+        found = steps.top_p(found, draw["top_p"])
+    kept = found.logits >= found.logits[0] + draw["floor"]
+    found = steps.temperature(Candidates(found.ids[kept], found.logits[kept]), draw["temperature"])
+    return steps.draw(found, uniform(int(draw["seed"]), int(draw["position"])))
 
 
 class TokenMemory:
@@ -53,8 +67,14 @@ class TokenMemory:
         assert logits is not None
         return logits
 
+    def can_choose(self, samplers):
+        """Say whether all of them can be told by a draw; the device has no other limits."""
+        draws = [sampler and sampler.draw for sampler in samplers]
+        is_told = all(draw is not None and draw.top_k <= MOST_CANDIDATES for draw in draws)
+        return self.is_asynchronous and bool(draws) and is_told
+
     def choices(self):
-        """Return the likeliest tokens of the oldest batch that chose."""
+        """Return the tokens of the oldest batch that chose."""
         return self._chosen.popleft()
 
     def start(self, batch, *, chooses=False):
@@ -81,8 +101,8 @@ class TokenMemory:
         logits = np.array(
             [logits_after(held[sequences[r]][: positions[r] + 1]) for r in rows], np.float32
         ).reshape(len(rows), VOCABULARY)
-        self._last = logits.argmax(axis=1).tolist()
         if chooses:
+            self._last = [drawn(*one) for one in zip(logits, inputs[DRAWS], strict=True)]
             self._chosen.append(self._last)
         else:
             self._logits = logits

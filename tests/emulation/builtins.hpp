@@ -138,6 +138,8 @@ inline float __uint_as_float(unsigned v) { return corral::emulation::bits<float>
 inline float __int_as_float(int v) { return corral::emulation::bits<float>(v); }
 inline unsigned __float_as_uint(float v) { return corral::emulation::bits<unsigned>(v); }
 inline int __float_as_int(float v) { return corral::emulation::bits<int>(v); }
+inline double __longlong_as_double(long long v) { return corral::emulation::bits<double>(v); }
+inline long long __double_as_longlong(double v) { return corral::emulation::bits<long long>(v); }
 inline int __float2int_rn(float v) { return int(std::nearbyint(v)); }
 inline int __float2int_rz(float v) { return int(v); }
 inline unsigned __float2uint_rn(float v) { return unsigned(std::nearbyint(v)); }

@@ -148,9 +148,10 @@ class Backend(Protocol):
         Each input holds the rows of this batch only, at most the plan's capacity. `outputs` is
         how many rows of logits are wanted; `received` is what the graph reads of other backends.
 
-        An asynchronous backend that `chooses` gives the likeliest tokens and no logits; the next
-        may then be started before they are read, and a token of −1 − k stands in it for what was
-        chosen for row k of the outputs. The outputs of one that `sends` go to other backends, by
+        An asynchronous backend that `chooses` gives tokens and no logits: those that the input
+        `draws` asks for (`staging.DRAW`), without it the likeliest. The next evaluation may then
+        be started before they are read, and a token of −1 − k stands in it for what was chosen for
+        row k of the outputs. The outputs of one that `sends` go to other backends, by
         `send`, and are not to be read.
         """
         ...

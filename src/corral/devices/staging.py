@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from corral.devices.base import NOTHING_SENT, ModelBuffers, Sent
 from corral.devices.host import array_at
 from corral.errors import CapacityExceeded, InternalError
+from corral.memory.choices import DRAWS, choosing_rows
 from corral.memory.plan import COUNTS, Plan
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Extent, Tensor
@@ -36,6 +37,22 @@ class Counts:
                 return tensor.shape[0]
 
 
+DRAW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("position", np.uint64),
+        ("top_p", np.float64),
+        ("floor", np.float64),
+        ("temperature", np.float64),
+        ("top_k", np.int64),
+    ]
+)
+"""How the token of a row of logits is chosen where a device does it; with top_k 1, the likeliest.
+
+`position` is that of the token; `floor`, at most 0, is how far below the greatest logit min_p goes.
+"""
+LIKELIEST = (0, 0, 1.0, 0.0, 1.0, 1)
+"""The `DRAW` of a row whose token is the likeliest."""
 _ELEMENTS: dict[Op, Any] = {Op.INPUT: np.int32, Op.RECEIVED: np.float32}
 
 
@@ -69,6 +86,10 @@ class Staging:
             for tensor in self._inputs
         }
         self._counts = array_at(base + plan.staging.offsets[COUNTS], (2,), np.int64)
+        choosing = choosing_rows(plan.graph, plan.traits)
+        self._draws = (
+            array_at(base + plan.staging.offsets[DRAWS], (choosing,), DRAW) if choosing else None
+        )
 
     def write(
         self,
@@ -78,7 +99,8 @@ class Staging:
     ) -> Counts:
         """Copy the inputs of a batch and return its counts; inputs the graph lacks are ignored.
 
-        What others sent is taken along where the host can write to the device's scratch.
+        What others sent is taken along where the host can write to the device's scratch. Where no
+        draws are given, the device chooses the likeliest tokens, if any.
 
         Raises:
             CapacityExceeded: if an input is larger than the plan.
@@ -91,6 +113,8 @@ class Staging:
             given = inputs[name]
             array[tuple(slice(size) for size in given.shape)] = given
         self._counts[:] = counts.rows, counts.outputs
+        if self._draws is not None:
+            self._draws[:outputs] = inputs.get(DRAWS, LIKELIEST)
         return counts
 
 

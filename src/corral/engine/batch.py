@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.devices.staging import DRAW, LIKELIEST
 from corral.engine.sequence import Sequence
 from corral.kv.spec import GroupSpec
+from corral.memory.choices import DRAWS
 from corral.tensor.graph import ShapeClass
 
 
@@ -25,6 +27,16 @@ class Rows:
     """Row of the outputs of the evaluation before, whose chosen token this one is."""
 
 
+def _draw(rows: Rows) -> tuple[int, int, float, float, float, int]:
+    """Return how a device chooses the token behind rows; where it cannot, the likeliest for now."""
+    sampler = rows.sequence.sampler
+    draw = sampler.draw if sampler is not None else None
+    if sampler is None or draw is None:
+        return LIKELIEST
+    position = rows.sequence.num_computed + rows.ahead + rows.num_tokens
+    return (sampler.seed, position, draw.top_p, draw.floor, draw.temperature, draw.top_k)
+
+
 class BatchArrays:
     """The input arrays of one shape class, made once and filled for each evaluation."""
 
@@ -33,6 +45,7 @@ class BatchArrays:
         self._positions = np.zeros(shapes.rows, np.int32)
         self._sequences = np.zeros(shapes.rows, np.int32)
         self._output_rows = np.zeros(shapes.outputs, np.int32)
+        self._draws = np.zeros(shapes.outputs, DRAW)
         self._tables = [np.zeros((shapes.sequences, shapes.blocks), np.int32) for _ in groups]
         self._names = [group.tables_name for group in groups]
 
@@ -44,6 +57,7 @@ class BatchArrays:
             self._fill_rows(rows, number - 1, row, end)
             for last in range(end - rows.num_outputs, end):
                 self._output_rows[output] = last
+                self._draws[output] = _draw(rows)
                 output += 1
             row = end
         tables = {
@@ -54,6 +68,7 @@ class BatchArrays:
             "positions": self._positions[:row],
             "sequences": self._sequences[:row],
             "output_rows": self._output_rows[:output],
+            DRAWS: self._draws[:output],
             **tables,
         }
 

@@ -5,7 +5,7 @@ It knows tokens, not text; sequences, not requests. One thread at a time may cal
     in turn                 start n ─▶ finish n ─▶ sample ─▶ emit n ─▶ start n+1 …
     where the device computes while the caller goes on
                             finish n ─▶ sample ─▶ start n+1 ─▶ emit n
-    and where it chooses the tokens, because all want the likeliest
+    and where it chooses the tokens, because it can do all that is asked
                             start n+1, fed by n ─▶ finish n ─▶ emit n
 
 An error ends the sequences it belongs to: one in sampling a single one, a failing evaluation those
@@ -155,9 +155,7 @@ class Engine:
             return
         known = {sequence.id: sequence for sequence in self._among(slices)}
         wanting = (known[part.id] for part in slices if part.wants_logits)
-        samplers = [sequence.sampler for sequence in wanting]
-        is_simple = all(sampler is not None and sampler.takes_likeliest for sampler in samplers)
-        chooses = self._runner.is_asynchronous and is_simple and bool(samplers)
+        chooses = self._runner.can_choose([sequence.sampler for sequence in wanting])
         # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
         for sequence in known.values():
             if sequence.state is SequenceState.WAITING:

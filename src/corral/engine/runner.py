@@ -15,6 +15,8 @@ from corral.devices.base import Backend, Program, Sent
 from corral.engine.batch import BatchArrays, Rows
 from corral.errors import UnsupportedModel
 from corral.kv.spec import GroupSpec
+from corral.memory.choices import MOST_CANDIDATES, choosing_rows
+from corral.sampling.sampler import Sampler
 from corral.tensor.tensor import Extent
 
 NO_EMBEDDINGS = (
@@ -47,6 +49,8 @@ class Runner:
         self._outputs: deque[int] = deque()
         """Rows of logits of each batch that was started and not finished."""
         self._rows_read = 0
+        plan = self._program.plan
+        self._chooses = self.is_asynchronous and choosing_rows(plan.graph, plan.traits) > 0
 
     @property
     def is_asynchronous(self) -> bool:
@@ -57,6 +61,12 @@ class Runner:
     def can_feed(self) -> bool:
         """Whether a token that one batch chooses can go into the next without the host."""
         return self.is_asynchronous and not self._before
+
+    def can_choose(self, samplers: List[Sampler | None]) -> bool:
+        """Whether the device can choose the tokens of a batch as these samplers would."""
+        draws = [None if sampler is None else sampler.draw for sampler in samplers]
+        most = MOST_CANDIDATES if self._chooses else 0
+        return bool(draws) and all(draw is not None and draw.top_k <= most for draw in draws)
 
     def start(self, batch: List[Rows], *, chooses: bool = False) -> None:
         """Begin to compute a batch; it must be finished before the next is started.
@@ -97,7 +107,7 @@ class Runner:
         return self._backend.read(self._program, outputs[1], self._rows_read)
 
     def choices(self) -> List[int]:
-        """Return the likeliest tokens of the oldest batch that chose; −1 where there is none."""
+        """Return the tokens that the oldest batch chose; −1 where there is none."""
         chosen: list[int] = self._backend.choices(self._program, self._outputs.popleft()).tolist()
         return chosen
 

@@ -7,6 +7,7 @@ Plans + weights + state ──▶ ModelPlan ──▶ footprint: bytes by lifeti
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from corral.memory.choices import DRAW_BYTES, DRAWS, choosing_rows, partials_bytes
 from corral.memory.factors import ALIGNMENT as FACTORS_ALIGNMENT
 from corral.memory.factors import FactorSpace, factor_space
 from corral.memory.lifetime import Lifetime, liveness
@@ -15,14 +16,11 @@ from corral.memory.stored import WeightsLayout, place_weights
 from corral.memory.traits import DeviceTraits
 from corral.tensor.graph import Graph, ShapeClass
 from corral.tensor.ops import Attend, Op
-from corral.tensor.tensor import Extent, Tensor
+from corral.tensor.tensor import Tensor
 
 COUNTS = "counts"
 """Name of the staging slot with two I64: rows and outputs of this batch."""
 COUNTS_BYTES = 16
-CHOICE_PARTS = 32
-"""Parts of a row of logits whose greatest are found apart."""
-_PART_BYTES = 8
 ZEROS = "zeros"
 """Name of the staging slot with a zero for each segment of attention, for devices that count."""
 
@@ -37,7 +35,7 @@ class StagingLayout:
 
     offsets: dict[str, int]
     inputs_bytes: int
-    """Of the counts, the zeros and all inputs of one flight; those of all flights come first."""
+    """Of counts, zeros, draws and all inputs of one flight; those of all flights come first."""
     choices_offset: int
     """Where the tokens lie that the device chose, for each flight; behind the outputs."""
     choices_bytes: int
@@ -105,8 +103,8 @@ class Plan:
     @property
     def choices_bytes(self) -> int:
         """Bytes in the arena for choosing tokens."""
-        rows = choosing_rows(self.graph, self.traits)
-        return self.staging.choices_bytes + rows * CHOICE_PARTS * _PART_BYTES
+        rows, vocabulary = choosing_rows(self.graph, self.traits), self.graph.outputs[0].columns
+        return self.staging.choices_bytes + partials_bytes(rows, vocabulary)
 
     @property
     def num_records(self) -> int:
@@ -167,13 +165,6 @@ def _segments_bytes(graph: Graph, shapes: ShapeClass, traits: DeviceTraits) -> i
     return align(segments * max(sizes, default=0), traits.alignment)
 
 
-def choosing_rows(graph: Graph, traits: DeviceTraits) -> int:
-    """Return for how many rows of logits at most the device chooses tokens; 0 if it does not."""
-    logits = graph.outputs[0]
-    is_choosing = traits.flights > 1 and logits.extent is Extent.OUTPUTS
-    return logits.shape[0] if is_choosing else 0
-
-
 def _place_staging(inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits) -> StagingLayout:
     offsets = {COUNTS: 0}
     offset = align(COUNTS_BYTES, traits.alignment)
@@ -188,11 +179,15 @@ def _place_staging(inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits)
     if traits.segments:
         offsets[ZEROS] = offset
         offset += align(4 * traits.segments, traits.alignment)
+    choosing = choosing_rows(graph, traits)
+    if choosing:
+        offsets[DRAWS] = offset
+        offset += align(DRAW_BYTES * choosing, traits.alignment)
     inputs_bytes = place(inputs)
     offset = inputs_bytes * traits.flights
     passing = (*graph.outputs, *graph.leaves(Op.RECEIVED)) if traits.has_own_memory else ()
     end = place(passing)
-    choices = align(4 * choosing_rows(graph, traits), traits.alignment)
+    choices = align(4 * choosing, traits.alignment)
     return StagingLayout(offsets, inputs_bytes, end, choices, end + traits.flights * choices)
 
 

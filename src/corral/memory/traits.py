@@ -57,7 +57,7 @@ class DeviceTraits:
     chunk_beside_tokens: int = 128
     """As many at most while sequences decode, so that these keep their pace."""
     flights: int = 1
-    """Evaluations that may be under way at once; with two, the device chooses likeliest tokens."""
+    """Evaluations that may be under way at once; with two, the device can choose the tokens."""
     loading_bytes: int = 8 << 20
     """Staging through which weights pass while loading."""
     readers: int = 2

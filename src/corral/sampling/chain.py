@@ -4,9 +4,11 @@
     steps  top_k → typical_p → top_p → min_p → xtc → temperature   on candidates
     then   draw
 
-This is llama.cpp's order. A step that would change nothing is left out.
+This is llama.cpp's order. A step that would change nothing is left out. What devices can do of it
+too is a `Draw`: top_k → top_p → min_p → temperature → draw, without edits.
 """
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -40,6 +42,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """All that a device must know beside seed and position to choose a token as a chain does."""
+
+    top_k: int
+    """Of how many of the likeliest tokens one is drawn; 1 is the likeliest, whatever follows."""
+    top_p: float = 1.0
+    floor: float = -math.inf
+    """The logarithm of min_p: how far below the greatest logit a token may be."""
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """Everything one sequence's sampling does, decided once."""
 
@@ -50,6 +64,8 @@ class Chain:
     steps: tuple[Step, ...]
     history_length: int
     """How many tokens the edits look back."""
+    draw: Draw | None
+    """The same in a device's terms; None if the chain does more than that."""
 
 
 def build_chain(params: SamplingParams, *, seed: int, dry_breakers: Collection[int] = ()) -> Chain:
@@ -62,13 +78,24 @@ def build_chain(params: SamplingParams, *, seed: int, dry_breakers: Collection[i
     is_greedy = params.temperature < LEAST_TEMPERATURE
     penalties_back = params.repeat_last_n if _has_penalties(params) else 0
     dry_back = params.dry_last_n if params.dry_multiplier > 0 else 0
+    edits = _edits(params, penalties_back, dry_back, dry_breakers)
     return Chain(
         is_greedy=is_greedy,
-        edits=_edits(params, penalties_back, dry_back, dry_breakers),
+        edits=edits,
         top_k=params.top_k,
         steps=() if is_greedy else _steps(params, seed),
         history_length=max(penalties_back, dry_back),
+        draw=None if edits else _draw(params, is_greedy=is_greedy),
     )
+
+
+def _draw(params: SamplingParams, *, is_greedy: bool) -> Draw | None:
+    if is_greedy:
+        return Draw(top_k=1)
+    if params.top_k == 0 or params.typical_p < 1 or params.xtc_probability > 0:
+        return None
+    floor = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    return Draw(params.top_k, params.top_p, floor, params.temperature)
 
 
 def _has_penalties(params: SamplingParams) -> bool:

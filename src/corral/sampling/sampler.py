@@ -9,7 +9,7 @@ from corral.contract.sampling import SamplingParams
 from corral.errors import InvalidArgument
 from corral.sampling import steps
 from corral.sampling.candidates import Logits, Workspace, largest, likeliest
-from corral.sampling.chain import build_chain
+from corral.sampling.chain import Draw, build_chain
 from corral.sampling.grammar import Grammar
 from corral.sampling.history import History
 from corral.sampling.logprobs import token_logprobs
@@ -79,10 +79,10 @@ class Sampler:
         return steps.draw(candidates, uniform(self.seed, position))
 
     @property
-    def takes_likeliest(self) -> bool:
-        """Whether it takes the likeliest token of the logits as they are."""
-        is_free = not self._chain.edits and self._grammar is None
-        return self._chain.is_greedy and is_free and self.params.logprobs is None
+    def draw(self) -> Draw | None:
+        """What a device needs to choose the same tokens; None if they take more than that."""
+        is_alone = self._grammar is None and self.params.logprobs is None
+        return self._chain.draw if is_alone else None
 
     def accept(self, token: int) -> None:
         """Note that a token was added to the sequence.

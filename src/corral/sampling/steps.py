@@ -16,7 +16,7 @@ from corral.sampling.candidates import Candidates
 def softmax(candidates: Candidates) -> NDArray[np.float64]:
     """Return the probabilities of the candidates among themselves."""
     weights: NDArray[np.float64] = np.exp(candidates.logits - candidates.logits[0])
-    weights /= weights.sum()
+    weights /= np.cumsum(weights)[-1]  # one after the other, as other devices add
     return weights
 
 

@@ -27,10 +27,15 @@ from engines import (
 from token_memory import VOCABULARY, TokenMemory
 
 
-@pytest.fixture(autouse=True, params=["in-turn", "ahead", "fed"])
+@pytest.fixture(autouse=True, params=["in-turn", "ahead", "fed", "drawn"])
 def order(request, monkeypatch):
-    """Evaluations in turn, while the caller goes on, or fed with tokens the device chose."""
+    """Evaluations in turn, while the caller goes on, or fed with tokens the device chose or drew.
+
+    What keeps all candidates is for the host to draw.
+    """
     monkeypatch.setattr(TokenMemory, "is_asynchronous", request.param != "in-turn")
+    if request.param == "ahead":
+        monkeypatch.setitem(engines.DEFAULTS, "top_k", 0)
     if request.param == "fed":
         monkeypatch.setitem(engines.DEFAULTS, "temperature", 0.0)
     return request.param
@@ -160,10 +165,10 @@ def test_cancel_at_any_step(groups, steps):
 
 
 class Failing(Sampler):
-    """A sampler that fails at a position."""
+    """A sampler that fails at a position; no device does its work, as it keeps all candidates."""
 
     def __init__(self, at, error):
-        super().__init__(SamplingParams(seed=1), VOCABULARY)
+        super().__init__(SamplingParams(seed=1, top_k=0), VOCABULARY)
         self._at, self._error = at, error
 
     def sample(self, logits, position):

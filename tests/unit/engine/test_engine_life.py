@@ -42,13 +42,13 @@ class Life(RuleBasedStateMachine):
         max_tokens=st.integers(0, 40),
         seed=st.integers(0, 1),
         reuse=st.booleans(),
-        temperature=st.sampled_from([0.0, 0.8]),
+        options=st.sampled_from([{"temperature": 0.0}, {}, {"top_k": 0}]),
         namespace=st.sampled_from(["", "a"]),
     )
-    def submit(self, beginning, rest, max_tokens, seed, reuse, temperature, namespace):
+    def submit(self, beginning, rest, max_tokens, seed, reuse, options, namespace):
         """Queue a prompt that may begin like others."""
         prompt = beginning + rest
-        options = {"seed": seed, "temperature": temperature}
+        options = {"seed": seed, **options}
         where = {"reuse": reuse, "namespace": namespace}
         sequence = submit(self.engine, prompt, max_tokens, **where, **options)
         self.sequences.append((sequence, alone(prompt, max_tokens, **options)))

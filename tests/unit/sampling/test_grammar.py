@@ -164,8 +164,8 @@ def test_greedy_sampling_keeps_to_the_grammar(compiler):
     """The likeliest token is that of the masked logits, so the device cannot choose it."""
     state = grammar(compiler, "b", ConstraintKind.REGEX)
     sampler = Sampler(SamplingParams(temperature=0), SIZE, grammar=state)
-    assert not sampler.takes_likeliest
-    assert Sampler(SamplingParams(temperature=0), SIZE).takes_likeliest
+    assert sampler.draw is None
+    assert Sampler(SamplingParams(temperature=0), SIZE).draw is not None
     logits = np.zeros(SIZE, np.float32)
     logits[ord("a")] = 9
     assert sampler.sample(logits, 0) == ord("b")

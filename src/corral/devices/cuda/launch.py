@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from corral.devices.binding import BoundPlan
 from corral.devices.cuda.driver_execution import Geometry
 from corral.devices.cuda.instance import Instance, Kernel
+from corral.memory.choices import DRAWS
 from corral.memory.plan import ZEROS
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Tensor
@@ -78,6 +79,11 @@ class Binding(BoundPlan):
     def counters(self) -> int:
         """The address of a few zeros, one for each segment of attention; to be left zero."""
         return self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[ZEROS]
+
+    @property
+    def draws(self) -> int:
+        """The address of how the token of each row of logits is chosen."""
+        return self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[DRAWS]
 
     @property
     def choices(self) -> int:

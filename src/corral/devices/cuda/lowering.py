@@ -3,12 +3,13 @@
 from functools import partial
 
 from corral.devices.base import ModelBuffers
+from corral.devices.cuda.choice_rules import choose
 from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.narrow import narrow
 from corral.devices.cuda.prefill_launch import Chip
-from corral.devices.cuda.weight_rules import argmax
 from corral.devices.cuda.wide import lower_wide
-from corral.memory.plan import Plan, choosing_rows
+from corral.memory.choices import choosing_rows
+from corral.memory.plan import Plan
 from corral.tensor.steps import steps
 
 
@@ -26,16 +27,17 @@ def lower_plan(plan: Plan, buffers: ModelBuffers, bucket: int, chip: Chip) -> tu
 
 
 def _choosing(at: Binding) -> tuple[Launch, ...]:
-    """Return the launches that find the likeliest token of each row of logits."""
+    """Return the launches that choose the token of each row of logits."""
     plan = at.plan
     if choosing_rows(plan.graph, plan.traits) == 0:
         return ()
     logits = plan.graph.outputs[0]
-    return argmax(
+    return choose(
         at.address(logits),
         at.count(logits),
         at.rows(logits),
         logits.columns,
+        draws=at.draws,
         scratch=at.choices + plan.staging.choices_bytes,
         tokens=at.choices,
     )
