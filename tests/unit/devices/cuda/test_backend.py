@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 
 import tiny
+from corral.contract.sampling import SamplingParams
 from corral.devices.cuda.traits import DECODE_BUCKETS
+from corral.devices.staging import DRAW
 from corral.engine.engine import Engine
 from corral.engine.runner import Runner
 from corral.errors import Closed, InternalError, OutOfMemory, StaleContext
+from corral.memory.choices import DRAWS
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
 from corral.models.footprint import Limits
 from corral.quant.types import DType
+from corral.sampling.sampler import Sampler
 from fake_driver import CONTEXT_BYTES, FakeDriver
 from loaded import load_model, prompt, sampler
 from played_cards import cards
@@ -143,7 +147,7 @@ def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
     chosen = program.buffers.choices_address(program.plan)
 
     def play(launch):
-        if "argmax_merge" in launch.name:
+        if "choose_token" in launch.name:
             driver._touch("play", chosen, 4)[:] = (7).to_bytes(4, "little")
 
     driver.executes = play
@@ -155,6 +159,31 @@ def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
     assert sequence.tokens[5:] == [7] * 6
     given = [staging._arrays["tokens"][0] for staging in program.stagings]
     assert -1 in given
+
+
+def test_each_token_is_drawn_by_its_own_position(driver, model):
+    """Draws reach the card with the inputs, also those of tokens whose context is not known yet."""
+    program, groups = model.parts[0].program, model.design.kv.groups
+    plan, buffers = program.plan, program.buffers
+    draws = buffers.inputs_address(plan) + plan.staging.offsets[DRAWS]
+    seen = []
+
+    def play(launch):
+        if "choose_token" in launch.name:
+            (draw,) = np.frombuffer(driver._touch("play", draws, DRAW.itemsize), DRAW).tolist()
+            seen.append(draw)
+            token = draw[1] + 1
+            driver._touch("play", buffers.choices_address(plan), 4)[:] = token.to_bytes(4, "little")
+
+    driver.executes = play
+    engine = Engine(Runner(model.parts, groups), groups, context=LIMITS.context)
+    params = SamplingParams(seed=3, temperature=0.5, top_k=20, top_p=0.75, min_p=1.0)
+    chooser = Sampler(params, tiny.VOCABULARY)
+    sequence = engine.submit(prompt(5), sampler=chooser, max_tokens=6)
+    while sequence.finish_reason is None:
+        engine.step()
+    assert sequence.tokens[5:] == [6, 7, 8, 9, 10, 11]
+    assert seen == [(3, position, 0.75, 0.0, 0.5, 20) for position in range(5, 11)]
 
 
 def test_a_kept_context_is_all_that_stays(driver, device, path):
