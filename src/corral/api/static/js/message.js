@@ -98,7 +98,8 @@ export class AnswerView {
 
   /** @param {boolean} isLast */
   _showTools(isLast) {
-    const tools = [copyButton("Copy answer", () => this.message.content)];
+    const tools = [];
+    if (this.message.content) tools.push(copyButton("Copy answer", () => this.message.content));
     if (isLast) tools.push(iconButton("again", "Answer again", this._actions.again));
     this._tools.replaceChildren(...tools);
   }
