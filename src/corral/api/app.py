@@ -3,8 +3,9 @@
 AccessLog ──▶ Gate ──▶ routes, one file a family ──▶ Serving ──▶ contract.service.Service
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import ModuleType
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +17,8 @@ from corral.api import (
     chat,
     completions,
     embeddings,
+    fleet_models,
+    fleet_watch,
     health,
     llama,
     metrics,
@@ -30,16 +33,15 @@ from corral.api.access import AccessLog
 from corral.api.errors import Problem
 from corral.api.readings import ReadDevices, Readings
 from corral.api.security import PUBLIC, Gate
-from corral.api.serving import Serving
+from corral.api.serving import Serving, ServingMany, ServingOne
 from corral.api.settings import ApiSettings
+from corral.contract.fleet import Fleet
 from corral.contract.service import Service
 from corral.contract.worker import WorkerState, WorkerStatus
 
-_FAMILIES = (
-    *(chat, completions, embeddings, models),
-    *(llama, tokens, props),
-    *(health, metrics, status, openapi),
-)
+_ASKING = (chat, completions, embeddings, llama, tokens, props)
+_FOR_ONE = (*_ASKING, models, health, metrics, status, openapi)
+_FOR_MANY = (*_ASKING, fleet_models, fleet_watch, openapi)
 
 
 def ready() -> WorkerStatus:
@@ -61,18 +63,43 @@ def make_app(
     lives, `app.state.serving` is what its routes share.
     """
 
+    def serve(app: Starlette) -> Serving:
+        serving = ServingOne(service, settings, status=worker, readings=Readings(devices))
+        app.state.status_feed = status.StatusFeed(serving)
+        return serving
+
+    return _application(settings, _FOR_ONE, serve)
+
+
+def make_fleet_app(
+    fleet: Fleet, settings: ApiSettings, *, devices: ReadDevices | None = None
+) -> Starlette:
+    """Return an application that answers from many models, each loaded when it is wanted.
+
+    `devices` is as for `make_app`. The settings' model and aliases do not count.
+    """
+
+    def serve(app: Starlette) -> Serving:
+        return ServingMany(fleet, settings, readings=Readings(devices))
+
+    return _application(settings, _FOR_MANY, serve)
+
+
+def _application(
+    settings: ApiSettings,
+    families: Sequence[ModuleType],
+    serve: Callable[[Starlette], Serving],
+) -> Starlette:
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        serving = Serving(service, settings, status=worker, readings=Readings(devices))
-        app.state.serving = serving
-        app.state.status_feed = status.StatusFeed(serving)
+        app.state.serving = serving = serve(app)
         try:
             yield
         finally:
             serving.close()
 
     app = Starlette(
-        routes=[*(route for family in _FAMILIES for route in family.routes()), *page.mounts()],
+        routes=[*(route for family in families for route in family.routes()), *page.mounts()],
         middleware=[
             Middleware(AccessLog),
             Middleware(Gate, settings=settings, public=PUBLIC | page.paths()),

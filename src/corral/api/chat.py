@@ -12,6 +12,7 @@ from starlette.responses import Response
 from corral.api import translate
 from corral.api.bodies import read
 from corral.api.exchange import Exchange
+from corral.api.model import Model
 from corral.api.replies import (
     FINGERPRINT,
     ChatLogprobs,
@@ -25,7 +26,7 @@ from corral.api.replies import (
 from corral.api.requests import new_id, number_of_choices, requests_for
 from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import ChatBody
-from corral.api.serving import Serving, serving_of
+from corral.api.serving import serving_of
 from corral.api.sse import DONE, AnswerStream, encode
 from corral.contract.events import (
     ContentDelta,
@@ -116,16 +117,17 @@ def routes() -> list[ApiRoute]:
 async def chat(request: Request) -> Response:
     """Answer a chat."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, ChatBody, serving.settings.limits)
-    serving.require_model(body.model)
+    model = serving.find(body.model)
     choices = number_of_choices(body.n, 1, serving.settings.limits)
     is_logged = bool(body.logprobs) or body.top_logprobs is not None
     if body.top_logprobs is not None and body.logprobs is False:
         translate.wrong("top_logprobs", "needs logprobs")
-    given = requests_for(
+    given = await requests_for(
         request,
         body,
+        model,
         prompts=[translate.chat_prompt(body)],
         choices=choices,
         max_tokens=translate.max_tokens(body.max_completion_tokens, body.max_tokens),
@@ -133,15 +135,15 @@ async def chat(request: Request) -> Response:
         tool_choice=translate.tool_choice(body),
         is_parsed=True,
     )
-    exchange = await Exchange.open(serving, given, request.receive)
+    exchange = await Exchange.open(serving, model, given, request.receive)
     if body.stream:
-        stream = ChatChunks(exchange, body, serving)
-        return await AnswerStream(exchange, stream, serving.settings).begin()
+        stream = ChatChunks(exchange, body, model)
+        return await AnswerStream(exchange, stream, model.pace(serving.settings)).begin()
     try:
         events = await exchange.rest([])
     finally:
         exchange.close()
-    return json_reply(_whole(events, exchange, choices, serving.settings.model))
+    return json_reply(_whole(events, exchange, choices, model.name))
 
 
 @dataclass(slots=True)
@@ -239,7 +241,7 @@ def _choice(index: int, answer: _Answer) -> Choice:
 class ChatChunks:
     """Makes chunks of an exchange's events."""
 
-    def __init__(self, exchange: Exchange, body: ChatBody, serving: Serving) -> None:
+    def __init__(self, exchange: Exchange, body: ChatBody, model: Model) -> None:
         """Answer a body; every choice begins with its role."""
         self._exchange = exchange
         self._wants_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -249,7 +251,7 @@ class ChatChunks:
         self._head = {
             "id": new_id("chatcmpl-"),
             "created": int(time.time()),
-            "model": serving.settings.model,
+            "model": model.name,
         }
 
     def of(self, events: Sequence[Event]) -> bytes:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from corral.api import translate
 from corral.api.bodies import read
 from corral.api.exchange import Exchange
+from corral.api.model import Model
 from corral.api.replies import (
     FINGERPRINT,
     Tally,
@@ -24,7 +25,7 @@ from corral.api.replies import (
 from corral.api.requests import new_id, number_of_choices, requests_for
 from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import CompletionBody
-from corral.api.serving import Serving, serving_of
+from corral.api.serving import serving_of
 from corral.api.sse import DONE, AnswerStream, encode
 from corral.contract.events import Event, FinishEvent, TokenEvent, TokenLogprobs
 from corral.contract.messages import TextPrompt, TokenPrompt
@@ -61,26 +62,27 @@ def routes() -> list[ApiRoute]:
 async def completions(request: Request) -> Response:
     """Continue prompts."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, CompletionBody, serving.settings.limits)
-    serving.require_model(body.model)
+    model = serving.find(body.model)
     _refuse_what_is_missing(body)
     prompts = translate.prompts("prompt", body.prompt, serving.settings.limits.prompts)
     choices = number_of_choices(body.n, len(prompts), serving.settings.limits)
-    given = requests_for(
+    given = await requests_for(
         request,
         body,
+        model,
         prompts=prompts,
         choices=choices,
         max_tokens=translate.max_tokens(body.max_tokens),
         logprobs=body.logprobs,
     )
-    echoes = [await _echo(serving, prompt) if body.echo else "" for prompt in prompts]
-    exchange = await Exchange.open(serving, given, request.receive)
+    echoes = [await _echo(model, prompt) if body.echo else "" for prompt in prompts]
+    exchange = await Exchange.open(serving, model, given, request.receive)
     texts = [text for text in echoes for _ in range(choices)]
-    chunks = TextChunks(exchange, body, serving, choices, texts)
+    chunks = TextChunks(exchange, body, model, choices, texts)
     if body.stream:
-        return await AnswerStream(exchange, chunks, serving.settings).begin()
+        return await AnswerStream(exchange, chunks, model.pace(serving.settings)).begin()
     try:
         events = await exchange.rest([])
     finally:
@@ -97,10 +99,10 @@ def _refuse_what_is_missing(body: CompletionBody) -> None:
         translate.wrong("echo", "logprobs of the prompt are not known")
 
 
-async def _echo(serving: Serving, prompt: TextPrompt | TokenPrompt) -> str:
+async def _echo(model: Model, prompt: TextPrompt | TokenPrompt) -> str:
     if isinstance(prompt, TextPrompt):
         return prompt.text
-    return (await serving.ask(DetokenizeQuestion(prompt.tokens), TextAnswer)).text
+    return (await model.ask(DetokenizeQuestion(prompt.tokens), TextAnswer)).text
 
 
 class TextChunks:
@@ -110,7 +112,7 @@ class TextChunks:
         self,
         exchange: Exchange,
         body: CompletionBody,
-        serving: Serving,
+        model: Model,
         choices: int,
         echoes: Sequence[str],
     ) -> None:
@@ -124,7 +126,7 @@ class TextChunks:
         self._head = {
             "id": new_id("cmpl-"),
             "created": int(time.time()),
-            "model": serving.settings.model,
+            "model": model.name,
         }
 
     def of(self, events: Sequence[Event]) -> bytes:

@@ -34,18 +34,18 @@ def routes() -> list[ApiRoute]:
 async def embeddings(request: Request) -> Response:
     """Turn texts into vectors."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, EmbeddingBody, serving.settings.limits)
-    serving.require_model(body.model)
+    model = serving.find(body.model)
     if body.encoding_format not in (None, "float", "base64"):
         translate.wrong("encoding_format", "expected float or base64")
     prompts = translate.prompts("input", body.input, serving.settings.limits.prompts)
-    columns = (await serving.describe()).embedding_columns
+    columns = (await model.describe()).embedding_columns
     if body.dimensions is not None and not 1 <= body.dimensions <= columns:
         translate.wrong("dimensions", f"expected 1 to {columns}")
     namespace = namespace_of(request)
     answers = await asyncio.gather(
-        *(serving.ask(EmbedQuestion(prompt, namespace), EmbeddingAnswer) for prompt in prompts)
+        *(model.ask(EmbedQuestion(prompt, namespace), EmbeddingAnswer) for prompt in prompts)
     )
     vectors = [shortened(floats(answer.values), body.dimensions) for answer in answers]
     is_base64 = body.encoding_format == "base64"
@@ -57,7 +57,7 @@ async def embeddings(request: Request) -> Response:
                 Entry(index=index, embedding=_base64(vector) if is_base64 else vector.tolist())
                 for index, vector in enumerate(vectors)
             ],
-            "model": serving.settings.model,
+            "model": model.name,
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from starlette.types import Receive
 
+from corral.api.model import Model
 from corral.contract.events import (
     ErrorEvent,
     Event,
@@ -35,10 +36,13 @@ class ClientGone(Exception):
 class Exchange:
     """Requests that are answered together; each event comes out once, in order."""
 
-    def __init__(self, serving: "Serving", requests: Sequence[GenerationRequest]) -> None:
+    def __init__(
+        self, serving: "Serving", model: Model, requests: Sequence[GenerationRequest]
+    ) -> None:
         """Prepare to submit requests whose ids are free."""
         self.requests = tuple(requests)
         self._serving = serving
+        self._model = model
         self._inbox = serving.enter(self)
         self._places = {request.request_id: n for n, request in enumerate(requests)}
         self._open: set[str] = set()
@@ -49,22 +53,26 @@ class Exchange:
 
     @classmethod
     async def open(
-        cls, serving: "Serving", requests: Sequence[GenerationRequest], receive: Receive
+        cls,
+        serving: "Serving",
+        model: Model,
+        requests: Sequence[GenerationRequest],
+        receive: Receive,
     ) -> Self:
         """Submit requests, and watch for the client's end from now on.
 
         Raises:
             CorralError: the service refuses one; the others are cancelled.
         """
-        size = (await serving.describe()).vocabulary_size
+        size = await model.known_vocabulary()
         for request in requests:
             request.validate(vocabulary_size=size)
-        exchange = cls(serving, requests)
+        exchange = cls(serving, model, requests)
         try:
             exchange._begin(receive)
             for request in requests:
                 exchange._open.add(request.request_id)
-                await serving.submit(request, exchange._inbox.deliver)
+                await model.submit(request, exchange._inbox.deliver)
         except BaseException:
             exchange.close()
             raise
@@ -115,7 +123,7 @@ class Exchange:
 
     def _note(self, events: Sequence[Event]) -> None:
         now = time.monotonic()
-        meters = self._serving.meters
+        meters = self._model.meters
         failure: CorralError | None = None
         for event in events:
             match event:
@@ -154,4 +162,4 @@ class Exchange:
     def _cancel(self) -> None:
         left, self._open = self._open, set()
         for request_id in left:
-            self._serving.cancel(request_id)
+            self._model.cancel(request_id)

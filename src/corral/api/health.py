@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from corral.api.errors import Problem
 from corral.api.routing import ApiRoute, get, json_reply
-from corral.api.serving import serving_of
+from corral.api.serving import one_of
 from corral.errors import CorralError
 
 
@@ -19,10 +19,10 @@ def routes() -> list[ApiRoute]:
 
 async def health(request: Request) -> Response:
     """Tell ok, or 503 while loading, restarting, stopping, or when no step ends any more."""
-    serving = serving_of(request)
-    serving.require_ready()
+    serving = one_of(request)
+    serving.require_open()
     try:
-        held = await serving.statistics()
+        held = await serving.model.statistics()
     except CorralError:
         return Problem(503, "the model's process does not answer", code=503).response()
     if held.step_age_s > serving.settings.stuck_s:

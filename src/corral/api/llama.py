@@ -10,11 +10,13 @@ from starlette.responses import Response
 from corral.api import translate
 from corral.api.bodies import read
 from corral.api.exchange import Exchange
+from corral.api.model import Model
 from corral.api.replies import TimingsReply, finite, piece_text, text_of, timings
 from corral.api.requests import number_of_choices, requests_for
 from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import LlamaBody
-from corral.api.serving import Serving, serving_of
+from corral.api.serving import serving_of
+from corral.api.settings import Limits
 from corral.api.sse import AnswerStream, encode
 from corral.contract.events import (
     Event,
@@ -66,23 +68,24 @@ def routes() -> list[ApiRoute]:
 async def completion(request: Request) -> Response:
     """Continue a prompt, with llama-server's names."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, LlamaBody, serving.settings.limits)
-    serving.require_model(body.model)
-    prompts = await _prompts(body, serving)
+    model = serving.find(body.model)
+    prompts = await _prompts(body, model, serving.settings.limits)
     number_of_choices(1, len(prompts), serving.settings.limits)
-    given = requests_for(
+    given = await requests_for(
         request,
         body,
+        model,
         prompts=prompts,
         choices=1,
         max_tokens=translate.max_tokens(body.n_predict, body.max_tokens),
         logprobs=body.n_probs or None,
     )
-    exchange = await Exchange.open(serving, given, request.receive)
-    chunks = LlamaChunks(exchange, body, serving)
+    exchange = await Exchange.open(serving, model, given, request.receive)
+    chunks = LlamaChunks(exchange, body, model)
     if body.stream:
-        return await AnswerStream(exchange, chunks, serving.settings).begin()
+        return await AnswerStream(exchange, chunks, model.pace(serving.settings)).begin()
     try:
         events = await exchange.rest([])
     finally:
@@ -91,10 +94,9 @@ async def completion(request: Request) -> Response:
     return json_reply(replies[0] if len(replies) == 1 else replies)
 
 
-async def _prompts(body: LlamaBody, serving: Serving) -> list[TextPrompt | TokenPrompt]:
+async def _prompts(body: LlamaBody, model: Model, limits: Limits) -> list[TextPrompt | TokenPrompt]:
     """Return the prompts; a list that mixes tokens and texts is one of them."""
     given = body.prompt
-    limits = serving.settings.limits
     if isinstance(given, str) or not any(isinstance(item, int) for item in given):
         return translate.prompts("prompt", given, limits.prompts)
     tokens: list[int] = []
@@ -105,7 +107,7 @@ async def _prompts(body: LlamaBody, serving: Serving) -> list[TextPrompt | Token
             tokens.append(item)
         elif isinstance(item, str):
             question = TokenizeQuestion(item, add_special=not tokens)
-            tokens += (await serving.ask(question, TokensAnswer)).tokens
+            tokens += (await model.ask(question, TokensAnswer)).tokens
         else:
             translate.wrong("prompt", "a prompt that holds tokens is not a list of prompts")
     return translate.prompts("prompt", [*tokens], limits.prompts)
@@ -114,11 +116,11 @@ async def _prompts(body: LlamaBody, serving: Serving) -> list[TextPrompt | Token
 class LlamaChunks:
     """Makes chunks, or whole replies, of an exchange's events."""
 
-    def __init__(self, exchange: Exchange, body: LlamaBody, serving: Serving) -> None:
+    def __init__(self, exchange: Exchange, body: LlamaBody, model: Model) -> None:
         """Answer a body."""
         self._exchange = exchange
         self._has_tokens = bool(body.return_tokens)
-        self._model = serving.settings.model
+        self._model = model.name
         self._counts = [0] * len(exchange.requests)
 
     def of(self, events: Sequence[Event]) -> bytes:

@@ -5,7 +5,7 @@ here, where they see them.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,9 +16,25 @@ from corral.contract.questions import Description, ServiceStatistics
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HELP = "See docs/howto/serve.md."
 _MODEL = "model_name"
-_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_WHOLE_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+WHOLE_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class ModelMeters(Protocol):
+    """Notes what clients see of one model."""
+
+    def first_token(self, seconds: float) -> None:
+        """Note how long a request waited for its first token."""
+        ...
+
+    def next_token(self, seconds: float) -> None:
+        """Note how long a request waited for a further token."""
+        ...
+
+    def finished(self, event: FinishEvent, seconds: float) -> None:
+        """Note that a request ended after so many seconds."""
+        ...
 
 
 class Meters:
@@ -28,9 +44,9 @@ class Meters:
         """Start from zero; the model's name is a label where dashboards expect it."""
         self._model = model
         self._registry = CollectorRegistry()
-        self._first = self._histogram("time_to_first_token_seconds", "first token", _FIRST_TOKEN_S)
-        self._next = self._histogram("inter_token_latency_seconds", "next token", _NEXT_TOKEN_S)
-        self._whole = self._histogram("e2e_request_latency_seconds", "whole answer", _WHOLE_S)
+        self._first = self._histogram("time_to_first_token_seconds", "first token", FIRST_TOKEN_S)
+        self._next = self._histogram("inter_token_latency_seconds", "next token", NEXT_TOKEN_S)
+        self._whole = self._histogram("e2e_request_latency_seconds", "whole answer", WHOLE_S)
         self._finished = Counter(
             "corral:requests_finished",
             "Requests that ended, by reason.",
@@ -67,14 +83,15 @@ class Meters:
         """Return everything in Prometheus's text format."""
         registry = CollectorRegistry()
         families = _families(statistics, description, self)
-        registry.register(_Families([*families, *_vllm(statistics, self._model)]))
+        registry.register(Families([*families, *_vllm(statistics, self._model)]))
         return generate_latest(registry) + generate_latest(self._registry)
 
 
-class _Families:
+class Families:
     """Metrics made for one scrape, as a collector."""
 
     def __init__(self, families: list[Metric]) -> None:
+        """Tell these."""
         self._families = families
 
     def collect(self) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from corral.api.meters import CONTENT_TYPE
 from corral.api.routing import ApiRoute, get
-from corral.api.serving import serving_of
+from corral.api.serving import one_of
 
 
 def routes() -> list[ApiRoute]:
@@ -15,7 +15,9 @@ def routes() -> list[ApiRoute]:
 
 async def metrics(request: Request) -> Response:
     """Return all series."""
-    serving = serving_of(request)
-    serving.require_ready()
-    text = serving.meters.exposition(await serving.statistics(), await serving.describe())
+    serving = one_of(request)
+    serving.require_open()
+    text = serving.meters.exposition(
+        await serving.model.statistics(), await serving.model.describe()
+    )
     return Response(text, headers={"Content-Type": CONTENT_TYPE})

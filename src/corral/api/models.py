@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.routing import ApiRoute, get, json_reply
-from corral.api.serving import Serving, serving_of
+from corral.api.serving import ServingOne, one_of
 from corral.contract.worker import WorkerState
 
 _STARTED = int(time.time())
@@ -23,17 +23,17 @@ def routes() -> list[ApiRoute]:
 
 async def models(request: Request) -> Response:
     """List the one model, loaded or not."""
-    return json_reply({"object": "list", "data": [await _entry(serving_of(request))]})
+    return json_reply({"object": "list", "data": [await _entry(one_of(request))]})
 
 
 async def model(request: Request) -> Response:
     """Describe the one model."""
-    serving = serving_of(request)
-    serving.require_model(request.path_params["id"])
+    serving = one_of(request)
+    serving.find(request.path_params["id"])
     return json_reply(await _entry(serving))
 
 
-async def _entry(serving: Serving) -> dict[str, object]:
+async def _entry(serving: ServingOne) -> dict[str, object]:
     state = serving.status().state
     entry: dict[str, object] = {
         "id": serving.settings.model,
@@ -45,7 +45,7 @@ async def _entry(serving: Serving) -> dict[str, object]:
     }
     if state is not WorkerState.READY:
         return entry
-    runs = await serving.describe()
+    runs = await serving.model.describe()
     meta = {
         "n_vocab": runs.vocabulary_size,
         "n_ctx": runs.context,

@@ -18,14 +18,15 @@ def routes() -> list[ApiRoute]:
 async def props(request: Request) -> Response:
     """Describe the model and how it is served."""
     serving = serving_of(request)
-    serving.require_ready()
-    runs = await serving.describe()
-    params = msgspec.structs.asdict(serving.settings.sampling)
+    serving.require_open()
+    model = serving.find(request.query_params.get("model"))
+    runs = await model.describe()
+    params = msgspec.structs.asdict(await model.sampling())
     return json_reply(
         {
             "default_generation_settings": {"n_ctx": runs.context, "params": params},
             "total_slots": runs.parallel,
-            "model_alias": serving.settings.model,
+            "model_alias": model.name,
             "model_path": runs.model,  # a name: where files lie is nobody's business
             "chat_template": runs.chat_template or "",
             "bos_token": runs.bos,
@@ -40,8 +41,9 @@ async def props(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """List who is being answered; with fail_on_no_slot=1, 503 where nobody more could be."""
     serving = serving_of(request)
-    serving.require_ready()
-    runs, held = await serving.describe(), await serving.statistics()
+    serving.require_open()
+    model = serving.find(request.query_params.get("model"))
+    runs, held = await model.describe(), await model.statistics()
     wants_idle = request.query_params.get("fail_on_no_slot") not in (None, "", "0")
     if wants_idle and len(held.slots) >= runs.parallel:
         return Problem(503, "no slot is idle", code=503).response()

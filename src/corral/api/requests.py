@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from corral.api import translate
+from corral.api.model import Model
 from corral.api.schema import GenerationFields
-from corral.api.serving import namespace_of, serving_of
+from corral.api.serving import namespace_of
 from corral.api.settings import Limits
 from corral.contract.messages import GenerationRequest, Prompt, ToolChoice
 
@@ -29,9 +30,10 @@ def number_of_choices(n: int | None, prompts: int, limits: Limits) -> int:
     return choices
 
 
-def requests_for(
+async def requests_for(
     request: Request,
     body: GenerationFields,
+    model: Model,
     *,
     prompts: Sequence[Prompt],
     choices: int,
@@ -46,7 +48,7 @@ def requests_for(
         Refused: a field says what cannot be.
         InvalidArgument: a value is out of range.
     """
-    params = translate.sampling(body, serving_of(request).settings.sampling, logprobs=logprobs)
+    params = translate.sampling(body, await model.sampling(), logprobs=logprobs)
     name = new_id("")
     return [
         GenerationRequest(

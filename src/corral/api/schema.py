@@ -184,6 +184,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize."""
 
     content: str
+    model: str | None = None
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -193,3 +194,4 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     tokens: list[int]
+    model: str | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -11,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from corral.api.readings import DeviceState
 from corral.api.routing import ApiRoute, get, json_reply
-from corral.api.serving import Serving, serving_of
+from corral.api.serving import ServingOne, serving_of
 from corral.api.sse import HEADERS, encode
+from corral.contract.fleet import ModelStatus
 from corral.contract.questions import Description, MemoryRow, ServiceStatistics, SlotState
 from corral.contract.worker import WorkerState, WorkerStatus
 from corral.errors import CorralError
@@ -76,6 +78,8 @@ class StatusReply(msgspec.Struct, kw_only=True):
     tokens_per_s: Rates
     kv: Blocks
     slots: tuple[SlotState, ...]
+    models: tuple[ModelStatus, ...] = ()
+    """Of a server that has many."""
 
 
 def routes() -> list[ApiRoute]:
@@ -98,10 +102,18 @@ def _feed_of(request: Request) -> "StatusFeed":
     return feed
 
 
+class Feed(Protocol):
+    """Makes statuses."""
+
+    async def newest(self) -> StatusReply:
+        """Return the state of everything now, or not long ago."""
+        ...
+
+
 class StatusFeed:
     """Makes one status a second, however many look."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServingOne) -> None:
         """Tell of a service."""
         self._serving = serving
         self._lock = asyncio.Lock()
@@ -125,7 +137,7 @@ class StatusFeed:
         runs: Description | None = None
         if worker.state is WorkerState.READY:
             with suppress(CorralError):  # what cannot be told now is left out
-                held, runs = await serving.statistics(), await serving.describe()
+                held, runs = await serving.model.statistics(), await serving.model.describe()
         rates = rates_between(self._before, held, elapsed_s)
         self._before = held
         devices = await serving.readings.newest()
@@ -213,7 +225,7 @@ def _held_device(device: DeviceState, held: dict[str, int] | None) -> HeldDevice
 class StatusStream(Response):
     """Sends a status a second until the client leaves or the server stops."""
 
-    def __init__(self, feed: StatusFeed, stopping: asyncio.Event) -> None:
+    def __init__(self, feed: Feed, stopping: asyncio.Event) -> None:
         """Tell what a feed tells."""
         self._feed = feed
         self._stopping = stopping
@@ -222,22 +234,23 @@ class StatusStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
-        gone = asyncio.create_task(_gone(receive))
+        left = asyncio.create_task(gone(receive))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS]})
-            while not gone.done() and not stopping.done():
+            while not left.done() and not stopping.done():
                 data = encode(await self._feed.newest())
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 await asyncio.wait(
-                    (gone, stopping), timeout=_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                    (left, stopping), timeout=_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            gone.cancel()
+            left.cancel()
             stopping.cancel()
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
+    """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

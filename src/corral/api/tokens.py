@@ -29,10 +29,11 @@ def routes() -> list[ApiRoute]:
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text, with the text of each where that is wanted."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, TokenizeBody, serving.settings.limits)
+    model = serving.find(body.model)
     question = TokenizeQuestion(body.content, body.add_special, body.parse_special)
-    answer = await serving.ask(question, TokensAnswer)
+    answer = await model.ask(question, TokensAnswer)
     if not body.with_pieces:
         return json_reply({"tokens": answer.tokens})
     pairs = zip(answer.tokens, answer.pieces, strict=True)
@@ -50,20 +51,22 @@ def _piece(piece: bytes) -> str | list[int]:
 async def detokenize(request: Request) -> Response:
     """Return the text of tokens."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, DetokenizeBody, serving.settings.limits)
-    size = (await serving.describe()).vocabulary_size
+    model = serving.find(body.model)
+    size = (await model.describe()).vocabulary_size
     for index, token in enumerate(body.tokens):
         if not 0 <= token < size:
             translate.wrong(f"tokens[{index}]", f"expected a token from 0 to {size - 1}")
-    answer = await serving.ask(DetokenizeQuestion(tuple(body.tokens)), TextAnswer)
+    answer = await model.ask(DetokenizeQuestion(tuple(body.tokens)), TextAnswer)
     return json_reply({"content": answer.text})
 
 
 async def apply_template(request: Request) -> Response:
     """Return a chat as the model's template writes it."""
     serving = serving_of(request)
-    serving.require_ready()
+    serving.require_open()
     body = await read(request, ChatBody, serving.settings.limits)
-    answer = await serving.ask(RenderQuestion(translate.chat_prompt(body)), TextAnswer)
+    model = serving.find(body.model)
+    answer = await model.ask(RenderQuestion(translate.chat_prompt(body)), TextAnswer)
     return json_reply({"prompt": answer.text})

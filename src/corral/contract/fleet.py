@@ -239,6 +239,13 @@ class Fleet(Protocol):
         """
         ...
 
+    def peek(self, model: str) -> Service | None:
+        """Return a model that is loaded, to look at it; None if it is not.
+
+        It counts as no use of the model, which may go at any time.
+        """
+        ...
+
     def load(self, model: str) -> None:
         """Have a model loaded, and return; `subscribe` tells how it goes."""
         ...

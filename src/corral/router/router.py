@@ -19,12 +19,13 @@ from corral.contract.fleet import (
     FleetEvent,
     FleetStatus,
     Hold,
+    ModelState,
     ModelStatus,
     PlanAnswer,
 )
 from corral.contract.messages import GenerationRequest
 from corral.contract.sampling import SamplingParams
-from corral.contract.service import Deliver
+from corral.contract.service import Deliver, Service
 from corral.errors import InvalidArgument
 from corral.log import logger
 from corral.router.admission import Decide
@@ -154,6 +155,13 @@ class Router:
         holding = Holding(self, ticket)
         self._claim(model, ticket, holding)
         return holding.future
+
+    def peek(self, model: str) -> Service | None:
+        """Return a model that is loaded, to look at it; None if it is not."""
+        with self._lock:
+            residence = self._residents.residence(model)
+            is_ready, generation = residence.state is ModelState.READY, residence.generation
+        return self._errands.service(model, generation) if is_ready else None
 
     def load(self, model: str) -> None:
         """Have a model loaded, and return."""
