@@ -47,10 +47,18 @@ from corral.contract.questions import (
     TokenizeQuestion,
     TokensAnswer,
 )
+from corral.contract.sessions import SessionCounts
 from corral.errors import ContextExceeded, QueueFull, WorkerLost
 
 CONTEXT = 64
 COLUMNS = 4
+SESSIONS = SessionCounts(
+    restored_sessions=3,
+    restored_tokens=300,
+    returned_sessions=2,
+    returned_tokens=200,
+    errors=1,
+)
 VOCABULARY = 256
 
 
@@ -148,6 +156,7 @@ class ScriptedService:
             steps=7,
             step_age_s=self.step_age_s,
             slots=slots,
+            sessions=SESSIONS,
         )
 
     def _answer(self, run, words):

@@ -12,6 +12,7 @@ StatisticsQuestion          ServiceStatistics
 import msgspec
 
 from corral.contract.messages import ChatPrompt, Prompt
+from corral.contract.sessions import SessionCounts
 
 
 class TokenizeQuestion(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -138,6 +139,7 @@ class ServiceStatistics(msgspec.Struct, frozen=True, kw_only=True, tag="service_
     """Seconds since the engine last finished a step, or since a prompt is being prepared, while
     there is work; where something is stuck it grows."""
     slots: tuple[SlotState, ...] = ()
+    sessions: SessionCounts = SessionCounts()
 
 
 Answer = TokensAnswer | TextAnswer | EmbeddingAnswer | Description | ServiceStatistics

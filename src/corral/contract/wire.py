@@ -8,6 +8,7 @@
        │◀────────── Ready or Failed ───│
        │── Submit, Cancel, Ask, Stop ─▶│
        │◀── Happened, Answered, Refused│
+       │◀──────────────────── Saved? ──│   when it ends
 
 Whatever has another version, a frame too long or a message that cannot be read ends a connection.
 It knows no process: who is at the other end does not matter.
@@ -23,10 +24,11 @@ import msgspec
 from corral.contract.events import Event
 from corral.contract.messages import GenerationRequest
 from corral.contract.questions import Answer, Description, Question
+from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerSpec
 from corral.errors import InvalidArgument, ProtocolError
 
-VERSION = 2
+VERSION = 3
 """Of what crosses a socket; whoever changes a message raises it."""
 MAX_FRAME_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
@@ -87,6 +89,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The model is loaded."""
 
     description: Description
+    restored: SessionsRestored | None = None
+    """What it knows of earlier conversations; None if none are kept."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -94,6 +98,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     code: str
     message: str
+
+
+class Saved(msgspec.Struct, frozen=True, tag="saved"):
+    """The last conversations are on disk; nothing else is said after that."""
+
+    sessions: SessionsSaved
 
 
 class Happened(msgspec.Struct, frozen=True, tag="happened"):
@@ -117,7 +127,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-Report = Progress | Ready | Failed | Happened | Answered | Refused
+Report = Progress | Ready | Failed | Saved | Happened | Answered | Refused
 
 _Incoming = TypeVar("_Incoming")
 _encoder = msgspec.msgpack.Encoder()

@@ -17,6 +17,7 @@ MAX_QUEUE = 65_536
 MAX_DRAIN_S = 86_400.0
 _MAX_PATH_CHARACTERS = 4096
 _MAX_DEVICES = 64
+_MAX_SESSIONS_BYTES = 1 << 60
 
 
 class WorkerState(enum.Enum):
@@ -98,6 +99,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that may wait."""
     drain_s: float = 30.0
     """Seconds that running requests get to end when the worker is to stop."""
+    sessions: str | None = None
+    """Directory where conversations outlive the process; None keeps none."""
+    sessions_bytes: int = 8 << 30
+    """What the directory may hold, of all models together."""
+    sessions_s: float = 20.0
+    """Seconds that saving them may take after the last request, and restoring before the first."""
 
     def validate(self) -> None:
         """Check every field that is not checked when the model is loaded.
@@ -114,6 +121,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
             refuse("embeddings", self.embeddings, "true or false")
         check_integer("queue_capacity", self.queue_capacity, low=0, high=MAX_QUEUE)
         check_number("drain_s", self.drain_s, low=0.0, high=MAX_DRAIN_S)
+        if self.sessions is not None:
+            check_text("sessions", self.sessions, shortest=1, longest=_MAX_PATH_CHARACTERS)
+        check_integer("sessions_bytes", self.sessions_bytes, low=0, high=_MAX_SESSIONS_BYTES)
+        check_number("sessions_s", self.sessions_s, low=0.0, high=MAX_DRAIN_S)
 
 
 def _check_names(field: str, names: object) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from corral.contract.events import Usage
 from corral.contract.questions import ServiceStatistics, SlotState
+from corral.contract.sessions import SessionCounts
 from corral.engine.answering import Answering
 from corral.engine.engine import Engine
 from corral.engine.metrics import EngineStatistics
@@ -21,6 +22,7 @@ class Counts:
         self._usage = Usage()
         self._engine = _NOTHING
         self._slots: tuple[SlotState, ...] = ()
+        self._sessions = SessionCounts()
         self._busy_since: float | None = None
         """When the last step ended, or the first after a rest began; None while there is rest."""
         self._preparing_since: float | None = None
@@ -40,6 +42,7 @@ class Counts:
     def stepped(self, engine: Engine, answers: Mapping[int, Answering]) -> None:
         """Note the state of the engine after a step."""
         self._engine = engine.statistics()
+        self._sessions = engine.returns.counts
         running = (answers.get(sequence.id) for sequence in engine.running)
         self._slots = tuple(answering.slot for answering in running if answering is not None)
         self._busy_since = time.monotonic() if engine.has_work else None
@@ -73,4 +76,5 @@ class Counts:
             steps=engine.evaluations,
             step_age_s=now - min(begun) if begun and num_live else 0.0,
             slots=self._slots,
+            sessions=self._sessions,
         )

@@ -166,8 +166,12 @@ class EngineService:
             self._is_open = False
             return self._changed.wait_for(lambda: not (self._live or self._asked), timeout_s)
 
-    def close(self) -> None:
-        """End what runs, and give every byte of the model back; a second call does nothing."""
+    def close(self, *, before_end: Callable[[], None] = _nothing) -> None:
+        """End what runs, and give every byte of the model back; a second call does nothing.
+
+        Args:
+            before_end: called when nothing runs any more and the model is still there.
+        """
         with self._changed:
             self._is_open = False
             if self._is_closed:
@@ -177,7 +181,10 @@ class EngineService:
         self._inbox.put(None)
         self._thread.join()
         self._asking.shutdown(cancel_futures=True)
-        self._opened.close()
+        try:
+            before_end()
+        finally:
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self

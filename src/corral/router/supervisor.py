@@ -9,7 +9,9 @@ What there is to use, and all of it from any thread:
                                      and allocated bytes by device and lifetime
     worker.resident_bytes            main memory the process holds, or None
     worker.output                    the last lines the process wrote to its stderr
+    worker.restored                  SessionsRestored: what the process knows of earlier ones
     worker.wait_until_ready(s)       until it is READY; raises what made it fail
+    worker.drain()                   SessionsSaved, once it has ended what runs and saved sessions
     worker.close()                   drain, then SIGTERM, then SIGKILL; nothing is left
 
 One thread of its own starts the process, reads from it and waits for it: a worker dies with the
@@ -28,6 +30,7 @@ from corral.contract.events import error_of
 from corral.contract.messages import GenerationRequest
 from corral.contract.questions import Answer, Description, Question
 from corral.contract.service import Deliver
+from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerExit, WorkerSpec, WorkerState, WorkerStatus
 from corral.errors import Closed, CorralError, ProtocolError, TimeLimitExceeded, WorkerLost
 from corral.log import logger
@@ -96,6 +99,10 @@ class Supervisor:
         self._process: WorkerProcess | None = None
         self._remote: RemoteService | None = None
         self._description: Description | None = None
+        self._restored: SessionsRestored | None = None
+        self._saved: SessionsSaved | None = None
+        self._ending = threading.Lock()
+        """Held while the process is made to end."""
         self._error: CorralError | None = None
         self._restarts = 0
         self._crashes: deque[float] = deque(maxlen=MOST_CRASHES)
@@ -129,8 +136,15 @@ class Supervisor:
         process = self._process
         return () if process is None else process.output
 
+    @property
+    def restored(self) -> SessionsRestored | None:
+        """What the last process that was ready found on disk; None if it keeps no sessions."""
+        return self._restored
+
     def submit(self, request: GenerationRequest, deliver: Deliver) -> None:
         """Queue a request and return; raises as `contract.service.Service` says."""
+        if self._is_closing:
+            raise Closed(f"the worker of {self._name} is about to end: it takes no request")
         self._ready().submit(request, deliver)
 
     def cancel(self, request_id: str) -> None:
@@ -159,19 +173,44 @@ class Supervisor:
             assert self._description is not None
             return self._description
 
+    def drain(self) -> SessionsSaved | None:
+        """Let what runs end as the spec says, and wait until sessions are saved; return which.
+
+        None if none are kept, or if the process ended before it said so. It takes no request any
+        more, and `close` is still to be called.
+        """
+        self._begin_to_end()
+        over = (WorkerState.FAILED, WorkerState.CLOSED)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._saved is not None or self.state in over, self._longest_end_s
+            )
+            return self._saved
+
     def close(self) -> None:
         """Let what runs end as the spec says, then end the process; a second call only waits."""
-        with self._changed:
-            is_first, self._is_closing = not self._is_closing, True
-            process, remote = self._process, self._remote
-            self._changed.notify_all()
-        if is_first and process is not None and remote is not None:
-            remote.stop(self.spec.drain_s)
-            if not process.wait(self.spec.drain_s + _TERM_S):
+        process = self._begin_to_end()
+        with self._ending:
+            if process is not None and not process.wait(self._longest_end_s):
                 process.terminate()  # its second reason to end: it then waits for nobody
                 if not process.wait(_TERM_S):
                     process.kill()
         self._thread.join()
+
+    def _begin_to_end(self) -> WorkerProcess | None:
+        """Tell the process to end, if it was not told before; return it."""
+        with self._changed:
+            is_first, self._is_closing = not self._is_closing, True
+            process, remote = self._process, self._remote
+            self._changed.notify_all()
+        if is_first and remote is not None:
+            remote.stop(self.spec.drain_s)
+        return process
+
+    @property
+    def _longest_end_s(self) -> float:
+        saving_s = 0.0 if self.spec.sessions is None else self.spec.sessions_s
+        return self.spec.drain_s + saving_s + _TERM_S
 
     def __enter__(self) -> Self:
         return self
@@ -223,7 +262,7 @@ class Supervisor:
         refused: list[CorralError] = []
         watchdogs: list[Watchdog] = []
 
-        def watch(report: wire.Progress | wire.Ready | wire.Failed) -> None:
+        def watch(report: wire.Progress | wire.Ready | wire.Failed | wire.Saved) -> None:
             if isinstance(report, wire.Failed):
                 refused.append(error_of(report.code, report.message))
             if isinstance(report, wire.Ready) and self._stuck_s is not None:
@@ -281,14 +320,18 @@ class Supervisor:
             )
         return None
 
-    def _watch(self, report: wire.Progress | wire.Ready | wire.Failed) -> None:
+    def _watch(self, report: wire.Progress | wire.Ready | wire.Failed | wire.Saved) -> None:
         """Take what a process says of itself."""
         assert self._process is not None
         pid = self._process.pid
         if isinstance(report, wire.Progress):
             self._tell(self._loading(pid, report))
+        elif isinstance(report, wire.Saved):
+            with self._changed:
+                self._saved = report.sessions
+                self._changed.notify_all()
         elif isinstance(report, wire.Ready):
-            self._description = report.description
+            self._description, self._restored = report.description, report.restored
             self._tell(WorkerStatus(state=WorkerState.READY, restarts=self._restarts, pid=pid))
 
     def _loading(self, pid: int, progress: wire.Progress | None = None) -> WorkerStatus:

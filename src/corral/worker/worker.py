@@ -1,6 +1,6 @@
 """The life of a worker: greet, load, serve, drain, exit. The parent is at the other end.
 
-    greet ─▶ Start ─▶ load ──▶ serve ──▶ drain ──▶ exit 0
+    greet ─▶ Start ─▶ load ──▶ serve ──▶ drain ──▶ save ──▶ exit 0
                │        │        │ fault
                ▼        ▼        ▼
              exit of WorkerExit, which says why
@@ -26,9 +26,11 @@ from corral.config import settings
 from corral.contract import wire
 from corral.contract.events import FinishEvent, FinishReason, described, error_event
 from corral.contract.questions import DescribeQuestion, StatisticsQuestion
+from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerExit, WorkerSpec
-from corral.engine.opened import Sizes, open_by_name
+from corral.engine.opened import OpenedModel, Sizes, open_by_name
 from corral.engine.serving import EngineService
+from corral.engine.sessions.sessions import Sessions
 from corral.engine.targets import Targets
 from corral.errors import CorralError, DeviceFault, ProtocolError
 from corral.worker.outbox import Outbox
@@ -83,6 +85,8 @@ class Worker:
         self._spec = spec
         self._outbox = Outbox(channel)
         self._service: EngineService | None = None
+        self._sessions: Sessions | None = None
+        self._restored: SessionsRestored | None = None
         self._ends: SimpleQueue[tuple[WorkerExit, float]] = SimpleQueue()
         """Why to end, and how many seconds running requests get."""
         self._asking = ThreadPoolExecutor(_ANSWERING_THREADS, "corral-answer")
@@ -100,12 +104,12 @@ class Worker:
             self._outbox.close()
             return WorkerExit.LOAD_FAILED
         self._service = service
-        self._outbox.send(wire.Ready(service.description))
+        self._outbox.send(wire.Ready(service.description, self._restored))
         code = self._wait(service)
         if service.fault is not None:
             self._outbox.close()
             _exit_now(code)  # nothing of a device that failed is worth waiting for
-        service.close()
+        service.close(before_end=self._save if code is WorkerExit.STOPPED else _nothing)
         self._asking.shutdown()
         self._outbox.close()
         self._channel.shut()
@@ -127,14 +131,41 @@ class Worker:
             ),
             threads=spec.threads,
             isolates_template=True,
+            identifies=spec.sessions is not None,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),
         )
+        try:
+            self._restore(opened)
+        except BaseException:
+            opened.close()
+            raise
         return EngineService(
             opened,
             name=spec.name,
             queue_capacity=spec.queue_capacity,
             after_step=self._after_step,
         )
+
+    def _restore(self, opened: OpenedModel) -> None:
+        """Know the conversations again that an earlier process left."""
+        spec = self._spec
+        if spec.sessions is None:
+            return
+        self._outbox.send(wire.Progress("sessions", 0, 0))
+        folder, quota = Path(spec.sessions), spec.sessions_bytes
+        self._sessions = Sessions(opened, folder, quota_bytes=quota)
+        self._restored = self._sessions.restore(spec.sessions_s)
+
+    def _save(self) -> None:
+        """Leave conversations to the next process; a further reason to end cuts it short."""
+        if self._sessions is None:
+            return
+        try:
+            saved = self._sessions.save(self._spec.sessions_s, lambda: not self._ends.empty())
+        except Exception as error:  # nobody waits for more than the end of this process
+            _log.error("conversations could not be saved", exc_info=True)
+            saved = SessionsSaved(reason=described(error)[1])
+        self._outbox.send(wire.Saved(saved))
 
     def _wait(self, service: EngineService) -> WorkerExit:
         """Wait for a reason to end, then for running requests, as long as they may take."""
@@ -210,6 +241,10 @@ class Worker:
             self._outbox.send(wire.Refused(asked.number, *described(error)))
         else:
             self._outbox.send(wire.Answered(asked.number, answer))
+
+
+def _nothing() -> None:
+    """Leave nothing behind."""
 
 
 def _exit_now(code: WorkerExit) -> NoReturn:

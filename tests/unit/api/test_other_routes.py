@@ -94,6 +94,11 @@ def test_metrics_can_be_parsed_and_add_up(ask):
     assert samples["corral:inter_token_latency_seconds_count"] == 1
     assert samples["corral:requests_finished_total"] == 1
     assert samples["corral:kv_blocks_total"] == 8
+    assert samples["corral:sessions_restored_total"] == 3
+    assert samples["corral:session_tokens_restored_total"] == 300
+    assert samples["corral:sessions_returned_total"] == 2
+    assert samples["corral:session_tokens_returned_total"] == 200
+    assert samples["corral:session_errors_total"] == 1
 
 
 def test_health_tells_the_truth(ask, service):

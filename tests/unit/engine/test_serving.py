@@ -98,6 +98,32 @@ def test_usage_and_times_add_up(service):
     assert times.prompt_s > 0
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_before_the_end_nothing_runs_and_everything_is_there(serve, fails):
+    """Whoever has something to save gets the model at rest; it is given back whatever comes."""
+    service = serve()
+    taker = submit(service, "a", "Hello", None, ignore_eos=True)
+    taker.next()
+    seen = []
+
+    def look():
+        opened = service._opened
+        seen.append((opened.engine.statistics().running, opened.allocated_bytes > 0))
+        if fails:
+            raise OSError("no space")
+
+    if fails:
+        with pytest.raises(OSError, match="no space"):
+            service.close(before_end=look)
+    else:
+        service.close(before_end=look)
+    assert seen == [(0, True)]
+    assert taker.finish().reason in (FinishReason.ERROR, FinishReason.CONTEXT)
+    assert service._opened.allocated_bytes == 0
+    service.close(before_end=look)
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize(("max_tokens", "reason"), [(0, "LENGTH"), (None, "CONTEXT")])
 def test_no_tokens_and_all_tokens(service, max_tokens, reason):
     """A prompt can be read for later, and an answer go on to the end of the context."""

@@ -16,7 +16,14 @@ from corral.contract.events import FinishReason
 from corral.contract.questions import DescribeQuestion, StatisticsQuestion, TokenizeQuestion
 from corral.contract.worker import WorkerSpec, WorkerState
 from corral.engine.model import Model
-from corral.errors import Closed, InvalidArgument, InvalidModelFile, OutOfMemory, WorkerLost
+from corral.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidModelFile,
+    OutOfMemory,
+    ResourceError,
+    WorkerLost,
+)
 from corral.router import supervisor
 from corral.router.supervisor import supervise
 from serving import LIMIT_S, Taker, answer, eventually, request, submit
@@ -96,6 +103,70 @@ def test_a_killed_worker_is_seen_at_once_and_comes_back(path, tokens):
         assert eventually(lambda: worker.state is WorkerState.READY and worker.status.pid != pid)
         assert worker.status.restarts == 1
         assert answer(worker, "after", "Hello", 9).tokens == expected
+
+
+def test_a_conversation_outlives_its_process(path, tmp_path):
+    """What one process knew the next one finds, to the token, and goes on as the first would."""
+    folder = str(tmp_path / "sessions")
+    with supervised(path, sessions=folder) as worker:
+        assert worker.restored.sessions == 0
+        history = [5] * 70 + answer(worker, "a", [5] * 70, 20, ignore_eos=True).tokens
+        expected = answer(worker, "b", [*history, 6], 9, reuse=False).tokens
+        saved = worker.drain()
+        assert (saved.sessions, saved.tokens, saved.reason) == (1, 89, "")
+        with pytest.raises(Closed, match="about to end"):
+            submit(worker)
+    with supervised(path, sessions=folder) as worker:
+        assert (worker.restored.sessions, worker.restored.tokens) == (1, 89)
+        taker = answer(worker, "c", [*history, 6], 9)
+        assert taker.tokens == expected
+        assert taker.events[-1].usage.cached_tokens == 89
+        counts = worker.ask(StatisticsQuestion(), timeout_s=LIMIT_S).sessions
+        assert (counts.returned_sessions, counts.returned_tokens, counts.errors) == (1, 89, 0)
+
+
+def test_a_killed_worker_comes_back_with_what_was_saved_before(path, tmp_path):
+    """Files stay until others need their room: a crash costs what came after the last save."""
+    folder = str(tmp_path / "sessions")
+    with supervised(path, sessions=folder) as worker:
+        history = [5] * 70 + answer(worker, "a", [5] * 70, 20, ignore_eos=True).tokens
+    with supervised(path, sessions=folder) as worker:
+        pid = kill(worker)
+        assert eventually(lambda: worker.state is WorkerState.READY and worker.status.pid != pid)
+        assert worker.restored.tokens == 89
+        assert answer(worker, "b", [*history, 6], 2).events[-1].usage.cached_tokens == 89
+
+
+def test_running_requests_are_saved_as_far_as_they_are(path, tmp_path):
+    """Those that the drain ends are history too."""
+    folder = str(tmp_path / "sessions")
+    with supervised(path, sessions=folder, context=256, drain_s=0.0) as worker:
+        taker = submit(worker, "a", [5] * 40, None, ignore_eos=True)
+        for _ in range(10):
+            taker.next()
+        saved = worker.drain()
+        assert taker.finish().reason in (FinishReason.ERROR, FinishReason.CONTEXT)
+        assert (saved.sessions, saved.unsaved_sessions) == (1, 0)
+        assert saved.tokens >= 49
+
+
+def test_a_folder_that_others_could_write_to_is_refused(path, tmp_path):
+    """Before anything is served, with what to do about it."""
+    tmp_path.chmod(0o777)
+    spec = WorkerSpec(model=str(path), devices=("reference",), sessions=str(tmp_path))
+    with nothing_left(), supervise(spec) as worker:
+        with pytest.raises(ResourceError, match="others cannot write"):
+            worker.wait_until_ready(LIMIT_S)
+        assert worker.drain() is None
+    tmp_path.chmod(0o700)
+
+
+def test_without_a_folder_nothing_is_kept(path):
+    """Conversations are private: they are written down only where that is wanted."""
+    with supervised(path) as worker:
+        answer(worker, "a", [5] * 70, 4)
+        assert worker.restored is None
+        assert worker.drain() is None
 
 
 def test_between_two_processes_requests_are_refused(path):
