@@ -179,12 +179,23 @@ def rates_between(
     if before is None or now is None or now.steps < before.steps:
         return Rates()
     computed = _computed(now) - _computed(before)
-    generated = now.generated_tokens - before.generated_tokens
+    generated = _generated(now) - _generated(before)
     return Rates(max(computed, 0) / elapsed_s, max(generated, 0) / elapsed_s)
 
 
+# The service counts requests that have ended; those that run are added from their slots.
+
+
 def _computed(statistics: ServiceStatistics) -> int:
-    return statistics.prompt_tokens - statistics.cached_tokens
+    running = (
+        min(slot.computed_tokens, slot.prompt_tokens) - slot.cached_tokens
+        for slot in statistics.slots
+    )
+    return statistics.prompt_tokens - statistics.cached_tokens + sum(running)
+
+
+def _generated(statistics: ServiceStatistics) -> int:
+    return statistics.generated_tokens + sum(s.generated_tokens for s in statistics.slots)
 
 
 def held_devices(

@@ -12,7 +12,7 @@ from corral.api.app import make_app
 from corral.api.readings import DeviceState, Readings
 from corral.api.settings import ApiSettings
 from corral.api.status import Rates, held_devices, rates_between
-from corral.contract.questions import MemoryRow, ServiceStatistics
+from corral.contract.questions import MemoryRow, ServiceStatistics, SlotState
 from corral.contract.worker import WorkerState, WorkerStatus
 from served import COLUMNS, ScriptedService
 
@@ -166,6 +166,21 @@ def test_rates():
     assert rates_between(before, now, 2.0) == Rates(10.0, 3.0)
     assert rates_between(now, before, 2.0) == Rates()
     assert rates_between(None, now, 2.0) == Rates()
+
+
+def test_rates_count_what_still_runs():
+    """An answer counts while it is made, and not again when it has ended."""
+    idle = ServiceStatistics(prompt_tokens=10, generated_tokens=4, steps=5)
+    reading = ServiceStatistics(
+        prompt_tokens=10, generated_tokens=4, steps=6, slots=(SlotState("a", 30, 10, 20, 0),)
+    )
+    writing = ServiceStatistics(
+        prompt_tokens=10, generated_tokens=4, steps=9, slots=(SlotState("a", 30, 10, 36, 7),)
+    )
+    ended = ServiceStatistics(prompt_tokens=40, cached_tokens=10, generated_tokens=12, steps=10)
+    assert rates_between(idle, reading, 1.0) == Rates(10.0, 0.0)
+    assert rates_between(reading, writing, 2.0) == Rates(5.0, 3.5)
+    assert rates_between(writing, ended, 1.0) == Rates(0.0, 1.0)
 
 
 def test_readings_are_shared_and_survive_failures():
