@@ -34,24 +34,30 @@ class Ways:
         return tuple(map(self._whole, self.sites))
 
     def splits(self, spaces: Spaces, *orders: Spaces) -> tuple[Need, ...]:
-        """Return what it needs split over two of the devices, three and so on, where it fits.
+        """Return what it needs split over as few of the devices as have space for it.
 
         `spaces` are what it may take of each memory. Devices are taken in an order, those of which
-        it says the most first; each order gives ways of its own.
+        it says the most first; each order gives a way of its own.
         """
         if len(self.sites) < 2:
             return ()
         if self.must_use_all:
-            found = self._split(self.sites, spaces)
-            return () if found is None else (found,)
+            need = self._split(self.sites, spaces)
+            return () if need is None else (need,)
+        ways = (self._fewest(spaces, order) for order in orders)
+        found = {need.sites: need for need in ways if need is not None}
+        return tuple(found.values())
+
+    def _fewest(self, spaces: Spaces, order: Spaces) -> Need | None:
+        """Return the split over the first of the devices that together have space, in an order."""
         known = [site for site in self.sites if spaces.get(site.memory) is not None]
         own = [site for site in known if site.memory != HOST]
-        chosen: dict[tuple[Site, ...], None] = {}
+        own.sort(key=lambda site: -(order.get(site.memory) or 0))
         for count in range(2, len(own) + 1):
-            for order in orders:
-                first = sorted(own, key=lambda site: -(order.get(site.memory) or 0))[:count]
-                chosen[tuple(site for site in own if site in first)] = None
-        return tuple(filter(None, (self._split(sites, spaces) for sites in chosen)))
+            sites = [site for site in self.sites if site in own[:count]]
+            if (need := self._split(sites, spaces)) is not None:
+                return need
+        return None
 
     def _whole(self, site: Site) -> Need:
         footprint = self._footprint(site)
@@ -65,13 +71,14 @@ class Ways:
         footprints = [self._footprint(site) for site in sites]
         if len(sites) > len(footprints[0].layers.weights):
             return None
-        splitter, shares = Splitter(footprints), self.wanted.preset.split
+        shares = self.wanted.preset.split
         if shares is not None:
-            parts = splitter.by_shares(shares)
+            parts = Splitter(footprints).by_shares(shares)
         else:
             beside = self.policy.process_bytes + sum(one.host_bytes for one in footprints)
             free = [_space(site, spaces, beside) for site in sites]
-            parts = splitter.by_space(free)
+            least = min(footprint.own_bytes for footprint in footprints)
+            parts = Splitter(footprints).by_space(free) if least <= sum(free) else None
         return None if parts is None else self._of_parts(sites, footprints, parts)
 
     def _of_parts(

@@ -12,6 +12,7 @@ yet, and of what is not in the ledger, less the margin; and no more than its bud
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from corral.errors import DeviceUnavailable
 from corral.router.account import Accounts, missing
@@ -66,6 +67,12 @@ class _Chosen:
     need: Need
     victims: Victims
 
+    @property
+    def merit(self) -> tuple[int, int, int, int, tuple[float, ...]]:
+        """As of the victims, fewer devices before fewer bytes: the least is the best."""
+        priority, count, excess, used = self.victims.merit
+        return priority, count, len(self.need.sites), excess, used
+
 
 class _Case:
     """One group of ways on one snapshot."""
@@ -74,6 +81,7 @@ class _Case:
         self, group: Ways, machine: Machine, holders: tuple[Holder, ...], now: float
     ) -> None:
         self._group = group
+        self._whole = group.whole()
         self._holders = holders
         self._now = now
         self._accounts = Accounts(machine, holders)
@@ -81,48 +89,54 @@ class _Case:
 
     def decide(self) -> Decision:
         """Go through the cases of the module's drawing, from the best to the worst."""
-        if (need := self._fitting()) is not None:
+        if (need := self._fitting(self._free)) is not None:
             return Load(need)
         leaving = [holder for holder in self._holders if holder.is_leaving]
         staying = [holder for holder in self._holders if not holder.is_leaving]
         later = self._accounts.available(leaving)
-        needs = self._needs()
-        if (need := _first_within(needs, later)) is not None:
+        if leaving and (need := self._fitting(later)) is not None:
             return self._wait(Cause.LEAVING, leaving, need)
-        if chosen := _choose(needs, later, [h for h in staying if self._may_go(h)]):
+        if chosen := self._choose(later, [h for h in staying if self._may_go(h)]):
             names, shortages = chosen.victims.names, self._shortages(chosen.need)
             reason = eviction_text(self._group.wanted, chosen.need, shortages, names)
             return Evict(chosen.need, names, chosen.victims.frees(), reason)
-        if chosen := _choose(needs, later, [h for h in staying if _is_idle(h)]):
+        if chosen := self._choose(later, [h for h in staying if _is_idle(h)]):
             until = max(self._stays_until(holder) for holder in chosen.victims.holders)
             return self._wait(Cause.RESIDENCY, chosen.victims.holders, chosen.need, until)
-        if chosen := _choose(needs, later, [h for h in staying if not h.is_pinned]):
+        if chosen := self._choose(later, [h for h in staying if not h.is_pinned]):
             return self._wait(Cause.BUSY, chosen.victims.holders, chosen.need)
-        if chosen := _choose(needs, later, staying):
+        if chosen := self._choose(later, staying):
             return self._refuse(Cause.PINNED, chosen.need)
-        return self._refuse(*self._why_never(needs))
+        return self._refuse(*self._why_never((*self._whole, *self._splits)))
 
-    def _fitting(self) -> Need | None:
-        """Return the best way for which there is room now."""
-        whole = [need for need in self._group.whole() if missing(need, self._free) == {}]
+    def _fitting(self, sizes: Mapping[str, int | None]) -> Need | None:
+        """Return the best way if so much is to be had of each memory, and no model goes."""
+        whole = [need for need in self._whole if missing(need, sizes) == {}]
         if whole:
-            return max(whole, key=self._room_left)
-        return _first_within(self._group.splits(self._free, self._free), self._free)
+            return max(whole, key=lambda need: _room_left(need, sizes))
+        return _first_within(self._group.splits(sizes, sizes), sizes)
 
-    def _room_left(self, need: Need) -> int:
-        """Return what stays free of the memory that the model's layers lie in."""
-        left = {m: (self._free[m] or 0) - size for m, size in need.bytes.items()}
-        return min((size for m, size in left.items() if m != HOST), default=left.get(HOST, 0))
-
-    def _needs(self) -> tuple[Need, ...]:
-        """Return all ways worth considering if models go, and otherwise if nothing were there."""
-        whole = self._group.whole()
-        without = self._accounts.available(h for h in self._holders if not h.is_pinned)
+    @cached_property
+    def _splits(self) -> tuple[Need, ...]:
+        """Return the splits worth considering if models go, or if nothing at all were there."""
         orders = self._free, self._free_but_one()
+        without = self._accounts.available(h for h in self._holders if not h.is_pinned)
         splits = self._group.splits(without, *orders)
-        if not splits and _first_within(whole, without) is None:
+        if not splits and _first_within(self._whole, without) is None:
             splits = self._group.splits(self._accounts.empty(), *orders)
-        return (*whole, *splits)
+        return splits
+
+    def _choose(
+        self, sizes: Mapping[str, int | None], candidates: Sequence[Holder]
+    ) -> _Chosen | None:
+        """Return the way for which the fewest models go; of equal ways the one on fewer devices."""
+        if not candidates:
+            return None
+        best = _best(self._whole, sizes, candidates)
+        lowest = min(holder.priority for holder in candidates)
+        if best is not None and best.victims.merit[:2] == (lowest, 1):
+            return best  # no split needs less
+        return _better(best, _best(self._splits, sizes, candidates))
 
     def _free_but_one(self) -> dict[str, int | None]:
         """Return what could be had of each memory if the one model there that frees most went."""
@@ -198,16 +212,26 @@ def _is_idle(holder: Holder) -> bool:
     return not (holder.is_pinned or holder.is_busy or holder.is_loading or holder.is_reserved)
 
 
-def _choose(
+def _room_left(need: Need, sizes: Mapping[str, int | None]) -> int:
+    """Return what stays free of the memory that the model's layers lie in."""
+    left = {memory: (sizes.get(memory) or 0) - size for memory, size in need.bytes.items()}
+    return min((size for memory, size in left.items() if memory != HOST), default=left[HOST])
+
+
+def _best(
     needs: Sequence[Need], sizes: Mapping[str, int | None], candidates: Sequence[Holder]
 ) -> _Chosen | None:
-    """Return the way for which the fewest models go; of equal ways the one on fewer devices."""
-    found: list[tuple[tuple[object, ...], _Chosen]] = []
-    for place, need in enumerate(needs):
+    best = None
+    for need in needs:
         lacking = missing(need, sizes)
         victims = choose_victims(lacking, candidates) if lacking else None
         if victims is not None:
-            priority, count, excess, used = victims.merit
-            merit = priority, count, len(need.sites), excess, used, place
-            found.append((merit, _Chosen(need, victims)))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+            best = _better(best, _Chosen(need, victims))
+    return best
+
+
+def _better(one: _Chosen | None, other: _Chosen | None) -> _Chosen | None:
+    """Return the better way, the first one of equals; None if there is none."""
+    if one is None or other is None:
+        return one or other
+    return other if other.merit < one.merit else one

@@ -5,7 +5,6 @@
 
 import contextlib
 import json
-import os
 import resource
 import sys
 from typing import IO
@@ -16,8 +15,6 @@ from corral.router.planned_text import to_json
 
 MEMORY_BYTES = 4 << 30
 """More than any header takes that a machine could use."""
-_NICE = 10
-"""Whoever answers requests goes first."""
 
 
 def serve(lines: IO[str], answers: IO[str]) -> None:
@@ -29,11 +26,9 @@ def serve(lines: IO[str], answers: IO[str]) -> None:
 
 
 def main() -> None:
-    """Keep to the limits and serve."""
+    """Keep to the limit and serve."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
     serve(sys.stdin, sys.stdout)
 
 

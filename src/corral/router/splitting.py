@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from corral.router.entry import Footprint, LayerBytes
 
-_HALVINGS = 16
+_HALVINGS = 10
 """Of the range in which the fullness of the fullest device is looked for."""
 _LEAST_PART = 1e-4
 """Of its space that a device has at least, so that there is a share to speak of."""
@@ -57,8 +57,9 @@ class Splitter:
 
     def __init__(self, footprints: Sequence[Footprint]) -> None:
         self._footprints = tuple(footprints)
-        sums = {id(footprint): LayerSums(footprint.layers) for footprint in footprints}
-        self._sums = [sums[id(footprint)] for footprint in footprints]
+        kinds = {id(footprint): footprint for footprint in self._footprints}
+        sums = {key: LayerSums(footprint.layers) for key, footprint in kinds.items()}
+        self._sums = [sums[id(footprint)] for footprint in self._footprints]
         self._fixed = [_fixed_bytes(footprint) for footprint in footprints]
 
     def by_shares(self, shares: Sequence[float]) -> tuple[Part, ...] | None:

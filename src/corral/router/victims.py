@@ -6,10 +6,11 @@ Pure arithmetic on bytes by memory. Who may go at all is decided by the caller.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 
 from corral.router.placing import Holder
 
-MOST_SETS = 2000
+MOST_STEPS = 400
 """Steps of the search among sets of one size; beyond them the best one so far is taken."""
 
 Bytes = Mapping[str, int]
@@ -113,7 +114,7 @@ class _Search:
     def __init__(self, sizes: _Sizes, count: int) -> None:
         self._sizes = sizes
         self._count = count
-        self._left = MOST_SETS
+        self._left = MOST_STEPS
         self.best: _Found | None = None
 
     def extend(self, chosen: tuple[Holder, ...], start: int, lacking: tuple[int, ...]) -> None:
@@ -125,13 +126,12 @@ class _Search:
                 self.best = found
             return
         for place in range(start, len(self._sizes.holders) - wanted + 1):
-            most = self._sizes.most[place]
-            if any(size > wanted * one for size, one in zip(lacking, most, strict=True)):
-                return  # nor will later ones do, which have less
+            for size, most in zip(lacking, self._sizes.most[place], strict=True):
+                if size > wanted * most:
+                    return  # nor will later ones do, which have less
             self._left -= 1
             if self._left < 0:
                 return
-            sizes = self._sizes.of_each[place]
-            rest = tuple(size - freed for size, freed in zip(lacking, sizes, strict=True))
+            rest = tuple(map(sub, lacking, self._sizes.of_each[place]))
             if wanted > 1 or max(rest) <= 0:
                 self.extend((*chosen, self._sizes.holders[place]), place + 1, rest)
