@@ -13,9 +13,14 @@ from corral.api.settings import Limits
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_OTHERS = bytes(code for code in range(256) if code not in b'[]{}"')
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
+# It matches wherever it begins and takes nothing back, so each byte is looked at once.
+_STRING = re.compile(rb'"[^"]*+"?')
+_OPEN = ord("[")
+_MOST_QUOTES = 400_000
+_MOST_BRACKETS = 1_000_000
+"""More lists and objects are in no request; each is many times as large in memory as in JSON."""
 
 
 async def read(request: Request, kind: type[_T], limits: Limits) -> _T:
@@ -112,16 +117,26 @@ def decode(body: bytes, kind: type[_T], *, depth: int) -> _T:
 
 
 def is_deeper(body: bytes, depth: int) -> bool:
-    """Whether brackets nest deeper than so many levels; unbalanced ones count as deep.
-
-    Levels are taken away from the inside, all pairs of one level at once, so that megabytes of
-    brackets cost no loop over them.
-    """
+    """Whether brackets nest deeper than so many levels; unbalanced or very many count as deep."""
     if body.count(b"[") + body.count(b"{") <= depth:
         return False
-    left = _STRING.sub(b"", body).translate(_ONE_KIND, _NO_BRACKETS)
-    for _ in range(depth):
-        if not left:
-            return False
-        left = left.replace(b"[]", b"")
-    return bool(left)
+    level, brackets = 0, _brackets(body)
+    if brackets is None or len(brackets) > _MOST_BRACKETS:
+        return True
+    for bracket in brackets:
+        level += 1 if bracket == _OPEN else -1
+        if not 0 <= level <= depth:
+            return True
+    return level != 0
+
+
+def _brackets(body: bytes) -> bytes | None:
+    """Return the brackets outside of strings, of one kind; of malformed JSON at least the first.
+
+    None says that more strings hold brackets than in any request.
+    """
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # What is no mark goes first, so that strings side by side become one, and empty ones none.
+    marks = body.translate(_ONE_KIND, _OTHERS).replace(b'""', b"")
+    return _STRING.sub(b"", marks) if marks.count(b'"') <= _MOST_QUOTES else None

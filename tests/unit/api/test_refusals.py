@@ -287,3 +287,45 @@ def test_no_body_is_the_servers_fault(data):
     body = {name: value for name, value in good.items() if name in names}
     body |= data.draw(st.dictionaries(st.sampled_from(names), _json, max_size=3))
     assert asked("POST", path, json=body).status_code < 500
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text('[]{}"\\a', max_size=40))
+def test_depth_is_what_a_reader_counts(text):
+    """One that goes through the text mark by mark finds the same."""
+    level = deepest = 0
+    is_inside = is_escaped = is_unbalanced = False
+    for mark in text:
+        if is_inside:
+            is_inside = is_escaped or mark != '"'
+            is_escaped = mark == "\\" and not is_escaped
+        elif mark == "\\":
+            return  # no JSON has it there: whatever follows is not read
+        elif mark == '"':
+            is_inside = True
+        elif mark in "[{":
+            level += 1
+        elif mark in "]}":
+            level -= 1
+        deepest, is_unbalanced = max(deepest, level), is_unbalanced or level < 0
+    expected = deepest > 2 or is_unbalanced or level != 0
+    is_looked_at = text.count("[") + text.count("{") > 2
+    assert is_deeper(text.encode(), 2) == (expected and is_looked_at)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 8_000_000 + b"]" * 8_000_000,
+        b"[]" * 8_000_000,
+        (b"[" * 64 + b"]" * 64) * 100_000,
+        b"[" * 70 + b'"' + b'\\"' * 8_000_000,
+        b"[" * 70 + b'"\\' * 8_000_000,
+        b"[" * 70 + b'"",' * 5_000_000,
+        b"[" * 70 + b'"[",' * 4_000_000,
+    ],
+    ids=["deep", "many", "both", "escapes", "quotes", "empty", "strings"],
+)
+def test_depth_is_counted_in_one_pass(body):
+    """No body of the largest size takes time that grows with its square: it would not end here."""
+    assert is_deeper(body, 64)
