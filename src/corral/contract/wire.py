@@ -28,7 +28,7 @@ from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerSpec
 from corral.errors import InvalidArgument, ProtocolError
 
-VERSION = 3
+VERSION = 4
 """Of what crosses a socket; whoever changes a message raises it."""
 MAX_FRAME_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
@@ -100,6 +100,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Complained(msgspec.Struct, frozen=True, tag="complained"):
+    """An error that somebody has to know of, whatever becomes of requests."""
+
+    message: str
+
+
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
     """The last conversations are on disk; nothing else is said after that."""
 
@@ -127,7 +133,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-Report = Progress | Ready | Failed | Saved | Happened | Answered | Refused
+Told = Progress | Ready | Failed | Complained | Saved
+"""What a worker says of itself."""
+Report = Told | Happened | Answered | Refused
 
 _Incoming = TypeVar("_Incoming")
 _encoder = msgspec.msgpack.Encoder()

@@ -12,10 +12,13 @@ from corral.contract.questions import Description
 from corral.contract.service import Service
 from corral.contract.worker import WorkerExit, WorkerSpec, WorkerState, WorkerStatus
 from corral.errors import CorralError
+from corral.log import logger
 from corral.router.entry import HOST, ModelEntry
 from corral.router.placing import Machine, Need, Site
 from corral.router.residence import Progress
 from corral.router.supervisor import Supervisor, supervise
+
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,16 @@ class Order:
     """As it was when the place was chosen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where the sessions of models that go are kept."""
+
+    folder: str
+    quota_bytes: int = 8 << 30
+    seconds: float = 20.0
+    """That saving may take when a model goes, and restoring when it comes."""
+
+
 Launch = Callable[[Order, Watch], Child]
 """Starts a process; raises CorralError if there is none."""
 
@@ -90,7 +103,7 @@ def sites_of(order: Order) -> tuple[Site, ...]:
     return tuple(named[name] for name in order.need.sites)
 
 
-def spec_of(order: Order) -> WorkerSpec:
+def spec_of(order: Order, keeping: Keeping | None = None) -> WorkerSpec:
     """Return what a worker is told: it sees its own cards and no others, and counts from 0."""
     preset, sites = order.entry.preset, sites_of(order)
     cards = [site for site in sites if site.uuid is not None]
@@ -110,6 +123,9 @@ def spec_of(order: Order) -> WorkerSpec:
         embeddings=preset.embeddings,
         queue_capacity=preset.queue,
         drain_s=preset.drain_s,
+        sessions=None if keeping is None else keeping.folder,
+        sessions_bytes=0 if keeping is None else keeping.quota_bytes,
+        sessions_s=0.0 if keeping is None else keeping.seconds,
     )
 
 
@@ -127,13 +143,13 @@ def measured_bytes(description: Description, sites: tuple[Site, ...]) -> dict[st
 class WorkerChild:
     """A supervised worker process."""
 
-    def __init__(self, order: Order, watch: Watch) -> None:
-        """Start it."""
+    def __init__(self, order: Order, watch: Watch, keeping: Keeping | None = None) -> None:
+        """Start it; without `keeping` its sessions end with it."""
         self._sites = sites_of(order)
         self._watch = watch
         self._pid: int | None = None
         self._supervisor: Supervisor | None = None
-        self._supervisor = supervise(spec_of(order), restarts=False, on_change=self._take)
+        self._supervisor = supervise(spec_of(order, keeping), restarts=False, on_change=self._take)
 
     @property
     def service(self) -> Service:
@@ -147,7 +163,11 @@ class WorkerChild:
         return self._pid
 
     def save(self) -> None:
-        """Keep nothing."""
+        """Have the process keep its sessions and end; it takes nothing new from now on."""
+        assert self._supervisor is not None, "there from the beginning"
+        saved = self._supervisor.drain()
+        if saved is not None:
+            _log.info("%s: saved %s", self._supervisor.spec.name, saved)
 
     def stop(self) -> None:
         """End the process."""

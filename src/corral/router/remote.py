@@ -30,7 +30,7 @@ from corral.errors import (
 )
 from corral.log import logger
 
-Watcher = Callable[[wire.Progress | wire.Ready | wire.Failed | wire.Saved], None]
+Watcher = Callable[[wire.Told], None]
 """Told what a worker says of itself, in the reading thread."""
 _LONGEST_ANSWER_S = 5.0
 """How much longer than the worker itself one waits for its answer."""

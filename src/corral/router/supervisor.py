@@ -262,7 +262,7 @@ class Supervisor:
         refused: list[CorralError] = []
         watchdogs: list[Watchdog] = []
 
-        def watch(report: wire.Progress | wire.Ready | wire.Failed | wire.Saved) -> None:
+        def watch(report: wire.Told) -> None:
             if isinstance(report, wire.Failed):
                 refused.append(error_of(report.code, report.message))
             if isinstance(report, wire.Ready) and self._stuck_s is not None:
@@ -320,12 +320,14 @@ class Supervisor:
             )
         return None
 
-    def _watch(self, report: wire.Progress | wire.Ready | wire.Failed | wire.Saved) -> None:
+    def _watch(self, report: wire.Told) -> None:
         """Take what a process says of itself."""
         assert self._process is not None
         pid = self._process.pid
         if isinstance(report, wire.Progress):
             self._tell(self._loading(pid, report))
+        elif isinstance(report, wire.Complained):
+            _log.error("%s: worker %d: %s", self._name, pid, report.message)
         elif isinstance(report, wire.Saved):
             with self._changed:
                 self._saved = report.sessions

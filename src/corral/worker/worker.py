@@ -33,6 +33,7 @@ from corral.engine.serving import EngineService
 from corral.engine.sessions.sessions import Sessions
 from corral.engine.targets import Targets
 from corral.errors import CorralError, DeviceFault, ProtocolError
+from corral.worker.complaints import complaining
 from corral.worker.outbox import Outbox
 from corral.worker.parent import die_with
 
@@ -92,7 +93,11 @@ class Worker:
         self._asking = ThreadPoolExecutor(_ANSWERING_THREADS, "corral-answer")
 
     def run(self) -> WorkerExit:
-        """Load, serve until there is a reason to end, and end."""
+        """Load, serve until there is a reason to end, and end; errors in its log are passed on."""
+        with complaining(self._outbox):
+            return self._run()
+
+    def _run(self) -> WorkerExit:
         signal.signal(signal.SIGTERM, lambda *_: self._end(WorkerExit.STOPPED, self._spec.drain_s))
         Thread(target=self._read, name="corral-reader", daemon=True).start()
         try:

@@ -137,6 +137,34 @@ def test_a_killed_worker_comes_back_with_what_was_saved_before(path, tmp_path):
         assert answer(worker, "b", [*history, 6], 2).events[-1].usage.cached_tokens == 89
 
 
+FORGETFUL = """
+import sys
+from corral.kv.prefix import PrefixPool
+from corral.worker.worker import main
+PrefixPool.find = lambda self, links: []
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_restore_in_vain_is_an_error_that_everybody_sees(path, tmp_path, caplog):
+    """What was read and is not found is no success: the count says so, and the keeper's log."""
+    folder = str(tmp_path / "sessions")
+    with supervised(path, sessions=folder) as worker:
+        answer(worker, "a", [5] * 70, 4)
+    spec = WorkerSpec(model=str(path), devices=("reference",), context=128, sessions=folder)
+    command = (sys.executable, "-c", FORGETFUL)
+    with (
+        caplog.at_level("ERROR", "corral"),
+        nothing_left(),
+        supervise(spec, command=command) as worker,
+    ):
+        worker.wait_until_ready(LIMIT_S)
+        assert (worker.restored.sessions, worker.restored.lost_sessions) == (0, 1)
+        counts = worker.ask(StatisticsQuestion(), timeout_s=LIMIT_S).sessions
+        assert (counts.restored_sessions, counts.errors) == (0, 1)
+    assert "was restored, but only" in caplog.text
+
+
 def test_running_requests_are_saved_as_far_as_they_are(path, tmp_path):
     """Those that the drain ends are history too."""
     folder = str(tmp_path / "sessions")

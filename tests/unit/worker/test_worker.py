@@ -16,6 +16,8 @@ from corral.contract.questions import (
     TokensAnswer,
 )
 from corral.contract.worker import WorkerExit, WorkerSpec
+from corral.log import logger
+from corral.worker.complaints import complaining
 from corral.worker.outbox import Outbox
 from corral.worker.worker import Worker, _seldom, main
 from serving import LIMIT_S
@@ -70,6 +72,20 @@ def test_nobody_at_the_other_end_is_no_error(ends):
     for _ in range(3):
         outbox.send(wire.Progress("x", 1, 1))
     outbox.close()
+
+
+def test_errors_in_the_log_are_passed_on(ends):
+    """Nobody reads a worker's standard error; warnings and what comes later stay there."""
+    near, far = ends
+    outbox, log = Outbox(near), logger("corral.engine.anything")
+    with complaining(outbox):
+        log.warning("small")
+        log.error("%s is wrong", "this")
+    log.error("later")
+    outbox.send(wire.Progress("x", 1, 1))
+    outbox.close()
+    assert far.receive() == wire.Complained("this is wrong")
+    assert far.receive() == wire.Progress("x", 1, 1)
 
 
 class Busy:
