@@ -17,6 +17,7 @@ MAX_QUEUE = 65_536
 MAX_DRAIN_S = 86_400.0
 _MAX_PATH_CHARACTERS = 4096
 _MAX_DEVICES = 64
+_MAX_TEMPLATE_CHARACTERS = 1 << 20
 _MAX_SESSIONS_BYTES = 1 << 60
 
 
@@ -95,6 +96,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of one step while others decode; None is what suits the device."""
     embeddings: bool = False
     """Whether vectors can be asked for, beside texts; takes a little memory."""
+    template: str | None = None
+    """A chat template in place of the file's own."""
     queue_capacity: int = 128
     """Requests that may wait."""
     drain_s: float = 30.0
@@ -119,6 +122,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
             _check_names("visible_devices", self.visible_devices)
         if not isinstance(self.embeddings, bool):
             refuse("embeddings", self.embeddings, "true or false")
+        if self.template is not None:
+            check_text("template", self.template, longest=_MAX_TEMPLATE_CHARACTERS)
         check_integer("queue_capacity", self.queue_capacity, low=0, high=MAX_QUEUE)
         check_number("drain_s", self.drain_s, low=0.0, high=MAX_DRAIN_S)
         if self.sessions is not None:

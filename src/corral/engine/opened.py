@@ -30,7 +30,7 @@ from corral.memory.ledger import Ledger, LedgerEntry
 from corral.models.footprint import choose_limits, write_graph
 from corral.sampling.grammar import GrammarCompiler
 from corral.text.rendering import Renderer
-from corral.text.template import ChatTemplate
+from corral.text.template import TEMPLATE_KEY, ChatTemplate
 from corral.text.template_process import ProcessRenderer
 from corral.text.tokenizer import Tokenizer
 
@@ -142,6 +142,7 @@ def open_by_name(
     sizes: Sizes,
     *,
     threads: int | None = None,
+    template: str | None = None,
     isolates_template: bool = False,
     identifies: bool = False,
     progress: Progress | None = None,
@@ -149,6 +150,7 @@ def open_by_name(
     """Find a model, open its devices and load it with what belongs to it; all of it or nothing.
 
     Args:
+        template: a chat template in place of the file's own.
         isolates_template: run the chat template, which is code from outside, in a process of its
             own: where others are served, it must not be able to harm this one.
         identifies: find the fingerprint of the files, too.
@@ -165,6 +167,8 @@ def open_by_name(
         path, ledger = resolve(name, progress=progress), Ledger()
         with open_model(path) as file, ThreadPoolExecutor(1) as beside:
             metadata = file.metadata
+            if template is not None:
+                metadata = metadata.replacing(TEMPLATE_KEY, template)
             words = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
             used, loaded = _load(file, targets, devices, sizes, ledger, progress)
             stack.callback(loaded.close)

@@ -121,6 +121,7 @@ def spec_of(order: Order, keeping: Keeping | None = None) -> WorkerSpec:
         threads=preset.threads,
         chunk_beside=preset.chunk_beside,
         embeddings=preset.embeddings,
+        template=preset.template,
         queue_capacity=preset.queue,
         drain_s=preset.drain_s,
         sessions=None if keeping is None else keeping.folder,

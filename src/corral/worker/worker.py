@@ -135,6 +135,7 @@ class Worker:
                 spec.embeddings,
             ),
             threads=spec.threads,
+            template=spec.template,
             isolates_template=True,
             identifies=spec.sessions is not None,
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),

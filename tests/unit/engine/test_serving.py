@@ -342,6 +342,19 @@ def test_questions(service):
         service.ask(DetokenizeQuestion((10**6,)), timeout_s=LIMIT_S)
 
 
+def test_a_template_may_stand_in_for_the_files_own(paths):
+    """Prompts are rendered by it, and whoever asks is told it."""
+    mine = "mine: {{ messages[0]['content'] }}"
+    sizes = Sizes(parallel=2, context=128)
+    opened = open_by_name(paths["llama"], Targets.of("reference"), sizes, template=mine)
+    service = EngineService(opened, queue_capacity=4)
+    try:
+        assert service.ask(RenderQuestion(CHAT), timeout_s=LIMIT_S).text == "mine: Hi"
+        assert service.ask(DescribeQuestion(), timeout_s=LIMIT_S).chat_template == mine
+    finally:
+        service.close()
+
+
 def test_draining_ends_what_runs_and_takes_nothing_new(service):
     """A stop that waits loses no answer."""
     taker = submit(service, "a", "Hello", 20)

@@ -106,6 +106,14 @@ def test_behaves_like_a_mapping():
     assert METADATA.value("byte") == Value(ValueType.INT8, 4)
 
 
+def test_a_value_may_be_replaced():
+    """In a copy; the rest is as it was."""
+    metadata = Metadata.of({"a": 1, "b": "x"})
+    other = metadata.replacing("b", "y").replacing("c", True)
+    assert other.plain() == {"a": 1, "b": "y", "c": True}
+    assert metadata.plain() == {"a": 1, "b": "x"}
+
+
 def test_long_values_are_shortened_in_messages():
     """A value of a mebibyte does not flood the message."""
     assert len(make_value("x" * (1 << 20)).describe()) < 100
