@@ -131,23 +131,30 @@ def shown(served, showing):
         yield page
 
 
-@pytest.fixture(scope="module")
-def opened(browser):
-    """Return one page for tests that only call its modules."""
-    app = make_app(ScriptedService(), ApiSettings(model="scripted"))
+@contextmanager
+def answering(app):
+    """Serve an application on a free port; yield its address."""
     bound = bind("127.0.0.1", 0)
     server = Server(app, RunOptions(drain_s=1.0))
     started = threading.Event()
     arguments = {"on_started": started.set}
     thread = threading.Thread(target=server.run_on, args=(bound,), kwargs=arguments)
     thread.start()
-    assert started.wait(10)
-    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    page = browser.new_page()
-    shown = Shown(page, url)
-    page.goto(url)
-    yield shown
-    assert shown.wrong == []
-    page.close()
-    server.stop()
-    thread.join(20)
+    try:
+        assert started.wait(10)
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        server.stop()
+        thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def opened(browser):
+    """Return one page for tests that only call its modules."""
+    with answering(make_app(ScriptedService(), ApiSettings(model="scripted"))) as url:
+        page = browser.new_page()
+        shown = Shown(page, url)
+        page.goto(url)
+        yield shown
+        assert shown.wrong == []
+        page.close()

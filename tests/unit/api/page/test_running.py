@@ -5,12 +5,15 @@ import pytest
 import tiny
 from running import serving
 
+CONTEXT = 8192
+"""Long enough that no answer ends while a test looks."""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Return a server of a tiny model."""
     folder = tmp_path_factory.mktemp("page")
-    with serving(tiny.write(folder / "tiny.gguf"), folder / "cache") as running:
+    with serving(tiny.write(folder / "tiny.gguf", context_length=CONTEXT), folder / "cache") as running:
         yield running
 
 
@@ -64,7 +67,7 @@ def test_stopping(server, showing):
 
 def endless(route):
     """Pass a request on, as one for an answer that goes on until the context is full."""
-    body = route.request.post_data_json | {"ignore_eos": True, "max_tokens": 240}
+    body = route.request.post_data_json | {"ignore_eos": True, "max_tokens": CONTEXT // 2}
     route.continue_(post_data=body)
 
 

@@ -5,11 +5,13 @@
  *       \________________
  *     [  weights  |state|scratch]                           what is held, magnified
  *
- * Each figure is in the document to the byte, as `data-bytes`.
+ * Where there are many models the second bar has a part for each, for only their processes know
+ * more. Each figure is in the document to the byte, as `data-bytes`.
  */
 
 import { drawing, element, setText } from "./dom.js";
 import { bytes } from "./format.js";
+import { SharesView } from "./shares.js";
 import { Timeline } from "./timeline.js";
 
 /** @typedef {import("./status.js").HeldDevice} HeldDevice */
@@ -28,22 +30,29 @@ const OTHERS = /** @type {Record<string, string>} */ ({
   free: "what nobody holds",
 });
 const KINDS = [...Object.keys(LIFETIMES), ...Object.keys(OTHERS)];
-const MEANINGS = { ...LIFETIMES, ...OTHERS };
+const FLEET_KINDS = ["held", ...Object.keys(OTHERS)];
+const MEANINGS = { ...LIFETIMES, ...OTHERS, held: "what the models hold" };
+
+/** What one model holds of a device. @typedef {{name: string, bytes: number}} Share */
 
 export class DeviceView {
-  /** @param {string} name */
-  constructor(name) {
+  /**
+   * @param {string} name
+   * @param {boolean} isOfMany whether there are many models
+   */
+  constructor(name, isOfMany) {
+    this._kinds = isOfMany ? FLEET_KINDS : KINDS;
     this._title = element("h3");
     this._used = element("span", { class: "device-used" });
-    this._whole = new Bar(KINDS);
-    this._held = new Bar(Object.keys(LIFETIMES));
+    this._whole = new Bar(this._kinds);
+    this._held = isOfMany ? new SharesView() : new Bar(Object.keys(LIFETIMES));
     this._funnel = drawing("path");
     const box = { class: "funnel", viewBox: "0 0 100 10", preserveAspectRatio: "none" };
     const funnel = drawing("svg", { ...box, "aria-hidden": "true" }, this._funnel);
     this._zoom = element("div", {}, funnel, this._held.node);
-    this._figures = new Map(KINDS.map((kind) => [kind, element("dd", { "data-kind": kind })]));
-    const rows = KINDS.map((kind) => this._row(kind));
-    this._timeline = new Timeline([...KINDS.slice(0, -1)], `Used memory of ${name}, two minutes`, bytes);
+    this._figures = new Map(this._kinds.map((kind) => [kind, element("dd", { "data-kind": kind })]));
+    const rows = this._kinds.map((kind) => this._row(kind));
+    this._timeline = new Timeline(this._kinds.slice(0, -1), `Used memory of ${name}, two minutes`, bytes);
     const head = element("header", {}, this._title, element("code", {}, name), this._used);
     const legend = element("dl", { class: "legend" }, ...rows);
     const parts = [head, this._whole.node, this._zoom, legend, this._timeline.node];
@@ -60,18 +69,23 @@ export class DeviceView {
   /**
    * Show a device as it is now.
    * @param {HeldDevice} device
+   * @param {Share[]} shares of many models
    */
-  update(device) {
+  update(device, shares) {
     const values = valuesOf(device);
-    const held = Object.keys(LIFETIMES).reduce((sum, kind) => sum + (values[kind] ?? 0), 0);
+    const held = /** @type {number} */ (values.held);
     setText(this._title, device.title);
     setText(this._used, usedOf(device));
     for (const [kind, node] of this._figures) showFigure(node, values[kind]);
-    this._whole.update(values, sentence(device.title, values));
-    this._held.update(values, sentence(`Held on ${device.title}`, values));
+    this._whole.update(values, sentence(device.title, this._kinds, values));
+    if (this._held instanceof Bar) {
+      this._held.update(values, sentence(`Held on ${device.title}`, Object.keys(LIFETIMES), values));
+    } else {
+      this._held.update(shares, device.title);
+    }
     this._zoom.hidden = held === 0;
     this._magnify(held, device.total_bytes);
-    this._timeline.push(KINDS.slice(0, -1).map((kind) => values[kind] ?? 0));
+    this._timeline.push(this._kinds.slice(0, -1).map((kind) => values[kind] ?? 0));
   }
 
   /**
@@ -112,8 +126,9 @@ class Bar {
  * @param {HeldDevice} device
  * @returns {Record<string, number | null>}
  */
-function valuesOf({ held, foreign_bytes: foreign, free_bytes: free }) {
-  return { ...held, foreign, free };
+function valuesOf({ held: parts, foreign_bytes: foreign, free_bytes: free }) {
+  const held = Object.values(parts).reduce((sum, count) => sum + count, 0);
+  return { ...parts, held, foreign, free };
 }
 
 /**
@@ -136,9 +151,10 @@ function usedOf({ total_bytes: total, free_bytes: free }) {
 
 /**
  * @param {string} title
+ * @param {string[]} kinds
  * @param {Record<string, number | null>} values
  */
-function sentence(title, values) {
-  const told = KINDS.filter((kind) => values[kind]).map((kind) => `${kind} ${bytes(values[kind] ?? null)}`);
+function sentence(title, kinds, values) {
+  const told = kinds.filter((kind) => values[kind]).map((kind) => `${kind} ${bytes(values[kind] ?? null)}`);
   return `${title}: ${told.join(", ")}`;
 }

@@ -4,6 +4,8 @@ import { Api } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import { Fleet } from "./fleet.js";
+import { FleetView } from "./fleet_view.js";
 import { Messages } from "./messages.js";
 import { setUpPanels } from "./panels.js";
 import { Preferences } from "./preferences.js";
@@ -18,6 +20,7 @@ const conversations = new Conversations();
 const chat = new Chat(api, conversations, preferences);
 const settings = new Settings(chat, conversations, preferences, api);
 const feed = new StatusFeed(api);
+const fleet = new Fleet(api, feed);
 const closeDrawers = setUpPanels(preferences);
 
 const composer = new Composer(chat);
@@ -26,8 +29,10 @@ new Sidebar(chat, conversations, () => {
   closeDrawers();
   composer.focus();
 });
-new ServerView(feed);
+new ServerView(feed, fleet);
+new FleetView(fleet, chat, preferences);
 
+fleet.addEventListener("kind", () => (settings.hasDefaults = !fleet.isFleet));
 settings.keyChanged = () => feed.start();
 feed.addEventListener("refusal", () => settings.open(feed.problem));
 chat.addEventListener("refusal", () => settings.open(chat.conversation.messages.at(-1)?.error));

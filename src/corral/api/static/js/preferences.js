@@ -18,6 +18,8 @@ export class Preferences {
     /** @type {Theme} */
     this.theme = kept.theme ?? "auto";
     this.showsMemory = kept.showsMemory ?? true;
+    /** The model that is asked where there are many. @type {string | null} */
+    this.model = kept.model ?? null;
     /** @type {string} */
     this.key = load(sessionStorage, KEY, "") || load(localStorage, KEY, "");
   }
@@ -29,8 +31,8 @@ export class Preferences {
 
   /** Keep everything but the key. */
   save() {
-    const { sampling, tools, theme, showsMemory } = this;
-    save(localStorage, NAME, { sampling, tools, theme, showsMemory });
+    const { sampling, tools, theme, showsMemory, model } = this;
+    save(localStorage, NAME, { sampling, tools, theme, showsMemory, model });
   }
 
   /**

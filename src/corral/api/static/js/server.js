@@ -9,9 +9,13 @@ import { LoadView } from "./load.js";
 /** @typedef {import("./status.js").StatusFeed} StatusFeed */
 
 export class ServerView {
-  /** @param {StatusFeed} feed */
-  constructor(feed) {
+  /**
+   * @param {StatusFeed} feed
+   * @param {import("./fleet.js").Fleet} fleet
+   */
+  constructor(feed, fleet) {
     this._feed = feed;
+    this._fleet = fleet;
     this._model = byId("model");
     this._state = byId("state");
     this._stateText = byId("state-text");
@@ -22,6 +26,13 @@ export class ServerView {
     /** @type {Map<string, DeviceView>} */
     this._views = new Map();
     feed.addEventListener("change", () => this._show());
+    fleet.addEventListener("kind", () => this._forget());
+  }
+
+  /** Show devices anew: there are many models now, or there is one. */
+  _forget() {
+    for (const view of this._views.values()) view.node.remove();
+    this._views.clear();
   }
 
   _show() {
@@ -41,11 +52,11 @@ export class ServerView {
     for (const device of devices) {
       let view = this._views.get(device.name);
       if (view === undefined) {
-        view = new DeviceView(device.name);
+        view = new DeviceView(device.name, this._fleet.isFleet);
         this._views.set(device.name, view);
         this._devices.append(view.node);
       }
-      view.update(device);
+      view.update(device, this._fleet.sharesOf(device.name));
     }
     const names = new Set(devices.map((device) => device.name));
     for (const [name, view] of this._views) {
@@ -60,9 +71,10 @@ export class ServerView {
    * @param {string} problem
    */
   _showState(status, problem) {
-    const state = status?.state ?? "away";
-    this._state.dataset.state = state;
-    setText(this._stateText, status === null ? problem : stateText(status));
+    const { models, chosen } = this._fleet;
+    const asked = models.find(({ name }) => name === chosen)?.state;
+    this._state.dataset.state = status === null ? "away" : (asked ?? status.state);
+    setText(this._stateText, status === null ? problem : (asked ?? stateText(status)));
     const text = noticeText(status, problem);
     this._notice.hidden = text === "";
     if (text !== this._notice.textContent) this._notice.replaceChildren(element("span", {}, text));

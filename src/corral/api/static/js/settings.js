@@ -45,6 +45,8 @@ export class Settings {
     this._dialog.addEventListener("click", (event) => {
       if (event.target === this._dialog) this._dialog.close();
     });
+    /** Whether defaults can be asked for without having a model loaded for it. */
+    this.hasDefaults = true;
     /** Called when the key may have become another. */
     this.keyChanged = () => {};
     this._paint();
@@ -76,6 +78,7 @@ export class Settings {
 
   /** Show what counts where nothing is chosen. */
   async _suggest() {
+    if (!this.hasDefaults) return;
     try {
       const { params } = (await this._api.get("props")).default_generation_settings;
       for (const name of NUMBERS) {

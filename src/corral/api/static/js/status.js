@@ -1,10 +1,7 @@
-/**
- * Follows what the server tells of itself, once a second, for as long as the page is seen: a
- * hidden page would hold one of the few connections that a browser has to a server.
- */
+/** What the server tells of itself, once a second. */
 
 import { ApiError } from "./api.js";
-import { events } from "./sse.js";
+import { Stream } from "./stream.js";
 
 /**
  * @typedef {object} HeldDevice
@@ -38,58 +35,33 @@ import { events } from "./sse.js";
  * @property {Slot[]} slots
  */
 
-const SHORTEST_MS = 1000;
-const LONGEST_MS = 10_000;
-
 /** Tells "change" when `status` or `problem` is another, and "refusal" when a key is wanted. */
 export class StatusFeed extends EventTarget {
   /** @param {import("./api.js").Api} api */
   constructor(api) {
     super();
-    this._api = api;
-    this._control = new AbortController();
     /** @type {Status | null} */
     this.status = null;
     /** Why there is no status. */
     this.problem = "";
-    document.addEventListener("visibilitychange", () => {
-      if (document.hidden) this._control.abort();
-      else this.start();
-    });
+    const take = /** @param {Status} status */ (status) => this._tell(status, "");
+    this._stream = new Stream(api, "corral/events", take, (error) => this._fail(error));
   }
 
   /** Begin, or begin anew with another key. */
   start() {
-    this._control.abort();
-    this._control = new AbortController();
-    void this._follow(this._control.signal);
-  }
-
-  /** @param {AbortSignal} signal */
-  async _follow(signal) {
-    let pause = SHORTEST_MS;
-    while (!signal.aborted) {
-      try {
-        const response = await this._api.open("GET", "corral/events", undefined, signal);
-        for await (const event of events(response)) {
-          pause = SHORTEST_MS;
-          this._tell(JSON.parse(event.data), "");
-        }
-        this._tell(null, "the server has ended");
-      } catch (error) {
-        if (signal.aborted) return;
-        if (!this._fail(error)) return;
-      }
-      await new Promise((done) => setTimeout(done, pause));
-      pause = Math.min(pause * 2, LONGEST_MS);
-    }
+    this._stream.start();
   }
 
   /**
-   * Tell of an error; return whether it makes sense to try again.
+   * Tell of an end; return whether it makes sense to try again.
    * @param {unknown} error
    */
   _fail(error) {
+    if (error === null) {
+      this._tell(null, "the server has ended");
+      return true;
+    }
     const isRefused = error instanceof ApiError && error.status === 401;
     const problem = error instanceof ApiError ? error.message : "the server does not answer";
     this._tell(null, problem);
