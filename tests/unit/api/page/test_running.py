@@ -13,7 +13,8 @@ CONTEXT = 8192
 def server(tmp_path_factory):
     """Return a server of a tiny model."""
     folder = tmp_path_factory.mktemp("page")
-    with serving(tiny.write(folder / "tiny.gguf", context_length=CONTEXT), folder / "cache") as running:
+    path = tiny.write(folder / "tiny.gguf", context_length=CONTEXT)
+    with serving(path, folder / "cache") as running:
         yield running
 
 
