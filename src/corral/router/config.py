@@ -181,12 +181,22 @@ def _presets(table: Table) -> tuple[tuple[Preset, ...], Preset]:
         taken = own.take(checks)
         try:
             text(256)(f"the name of [{dotted(own.key)}]", name)
-            presets.append(_preset(name, {**common, **taken}))
+            presets.append(_preset(name, {**_common_for(taken, common), **taken}))
             _check_together(presets[-1])
         except InvalidArgument as error:
             table.mistakes.add(own.key, str(error))
     _check_names(table, presets)
     return tuple(presets), others
+
+
+def _common_for(own: Mapping[str, object], common: Mapping[str, object]) -> dict[str, object]:
+    """Return what all models have, without what contradicts a model's own keys."""
+    left_out = set()
+    if own.get("pinned") is True:
+        left_out.add("ttl")
+    if "device" in own:
+        left_out.add("split")
+    return {key: value for key, value in common.items() if key not in left_out}
 
 
 _FIELDS = {

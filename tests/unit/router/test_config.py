@@ -1,5 +1,6 @@
 """A configuration is taken whole or not at all, and each mistake is told with its line."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from corral.errors import InvalidArgument
 from corral.router.config import DEFAULT_MARGIN_BYTES, HOST_MARGIN_BYTES, parse_config, read_config
 
 GIB = 1 << 30
+HOW_TO = Path(__file__).parents[3] / "docs" / "howto" / "configure-router.md"
 
 
 @pytest.fixture
@@ -182,6 +184,39 @@ host = "12 parsecs"
 def test_each_mistake_says_what_is_expected(folder, text, expected):
     """One at a time."""
     assert mistakes(folder, text) == [expected]
+
+
+def test_what_counts_for_all_gives_way_to_a_models_own(folder):
+    """A pinned model has no time to live, and a split belongs to the devices it was written for."""
+    config = parse(
+        folder,
+        """
+        [models."*"]
+        ttl = 60
+        device = ["cuda:0", "cuda:1"]
+        split = [1, 2]
+        [models.pinned]
+        pinned = true
+        [models.small]
+        device = "cpu"
+        """,
+    )
+    pinned, small = config.presets
+    assert (pinned.ttl_s, pinned.split) == (None, (1.0, 2.0))
+    assert (small.ttl_s, small.split, small.devices) == (60.0, None, ("cpu",))
+
+
+def test_the_how_to_shows_what_there_is(folder):
+    """Its example is a configuration, and its tables name every key."""
+    text = HOW_TO.read_text()
+    (example,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (folder / "Qwen3-8B-Q4_K_M.gguf").write_bytes(b"")
+    config = parse(folder, example.replace("/srv/models", str(folder)))
+    assert [preset.name for preset in config.presets] == ["chat", "small"]
+    for table in ("server", "models.x"):
+        (told,) = mistakes(folder, f"[{table}]\n_ = 1")
+        known = told.split("expected one of ")[1].split(", ")
+        assert [key for key in known if f"`{key}`" not in text] == []
 
 
 def test_what_is_no_toml_is_told_with_its_place(folder):
