@@ -253,7 +253,7 @@ class ScriptedService:
         )
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not condition():

@@ -18,7 +18,7 @@ ARGUMENTS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
-EXPECTED_MS = 15_000
+EXPECTED_MS = 60_000
 """How long anything may take to show before it counts as not shown."""
 
 
