@@ -68,11 +68,12 @@ LIMITS = {
     "matmul_tiles": Limit(128),
     "matmul_wgmma": Limit(168),
     "attention<": Limit(255),
-    **{f"attention_mma<corral::{kind}, 64": Limit(104) for kind in _TILES},
-    **{f"attention_mma<corral::{kind}, 80": Limit(136) for kind in _TILES},
-    **{f"attention_mma<corral::{kind}, 128": Limit(160) for kind in _TILES},
+    **{f"attention_mma<corral::{kind}, 64": Limit(128) for kind in _TILES},
+    **{f"attention_mma<corral::{kind}, 80": Limit(200) for kind in _TILES},
+    **{f"attention_mma<corral::{kind}, 128": Limit(224) for kind in _TILES},
     **{f"attention_mma<corral::{kind}, 256": Limit(208) for kind in _TILES},
-    "attention_mma<corral::TilesQ8_0, 64, 8, true, true": _ASSEMBLER,
+    "attention_mma<corral::TilesF16, 128, 4, false, false, 4, false": Limit(160),
+    "attention_mma<corral::TilesQ8_0, 128": Limit(168),
     "attention_wgmma": Limit(168),
     "attention_tiles": Limit(255),
     "attention_tiles<64": Limit(232),
@@ -139,7 +140,9 @@ def _attention():
     for kind in _TILES:
         for dim, heads, is_bent, warps in shapes:
             if dim % 32 == 0 or kind != "TilesQ8_0":
-                yield _of("attention_mma", kind, dim, heads, is_bent, is_bent, warps)
+                is_ahead = dim <= 128 and kind != "TilesQ8_0"
+                yield _of("attention_mma", kind, dim, heads, is_bent, is_bent, warps, is_ahead)
+    yield _of("attention_mma", "TilesF16", 128, 4, False, False, 4, False)
     for dim, heads, is_bent in ((64, 8, True), (128, 4, False), (256, 2, True)):
         yield _of("attention", "CacheF32", dim, heads, is_bent, is_bent)
 

@@ -185,11 +185,18 @@ def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:
     windowed = attend.window is not None
     stem = "attention_mma" if is_tiled else "attention"
     kind = (_CACHES | _TILES)[appended.dtype]
-    shape = (attend.head_dim, heads, windowed, attend.softcap is not None)
-    warps = (threads // 32,) if is_tiled else ()
-    instance = Instance.of(stem, stem, kind, *shape, *warps)
+    shape: tuple[int, ...] = (attend.head_dim, heads, windowed, attend.softcap is not None)
+    if is_tiled:
+        is_ahead = _fits_two_tiles(attend, appended.dtype) and whole <= SEGMENTS
+        shape = (*shape, threads // 32, is_ahead)
+    instance = Instance.of(stem, stem, kind, *shape)
     grid = (attend.heads // heads, splits, rows)
     return (Launch(instance, grid, (threads, 1, 1), fields),)
+
+
+def _fits_two_tiles(attend: Attend, dtype: DType) -> bool:
+    """Return whether a warp has registers for the next tokens while it takes in some."""
+    return attend.head_dim <= _LARGE_HEAD and dtype is not DType.Q8_0
 
 
 def _fields(at: Binding, node: Tensor, attend: Attend, result: Tensor) -> dict[str, int]:

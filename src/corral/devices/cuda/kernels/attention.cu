@@ -25,8 +25,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   constexpr int kTokens = kWarp / kLanes;      // side by side in a warp
   constexpr int kStep = kTokens * kAttentionWarps;
   constexpr int kUnroll = Heads > 4 ? 2 : 4;
-  __shared__ Seen all_seen[kAttentionWarps][Heads];
-  __shared__ float all_values[kAttentionWarps][Heads][HeadDim];
+  __shared__ Gathered<HeadDim, Heads, kAttentionWarps> gathered;
   launch_dependents();
   const int64_t row = blockIdx.z, count = *f.count;
   const Parts parts = Parts::of<IsWindowed>(f.positions[row], f.window, f.splits);
@@ -128,27 +127,17 @@ __global__ void __launch_bounds__(kAttentionThreads)
         values[h][e] = own * values[h][e] + theirs * v;
       }
     }
-    if (lane_id() == 0) all_seen[warp_id()][h] = seen[h];
+    if (lane_id() == 0) gathered.seen[warp_id()][h] = seen[h];
     if (lane_id() < kEights) {
 #pragma unroll
-      for (int e = 0; e < 8; e++) all_values[warp_id()][h][dim + e] = values[h][e];
+      for (int e = 0; e < 8; e += 4) {
+        gathered.values[warp_id()][h][gathered.place(h, (dim + e) / 4)] = make_float4(
+            values[h][e], values[h][e + 1], values[h][e + 2], values[h][e + 3]);
+      }
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < Heads * HeadDim; i += kAttentionThreads) {
-    const int h = i / HeadDim, d = i % HeadDim;
-    Seen whole = {-infinity(), 0.0f};
-    float value = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kAttentionWarps; w++) whole.most = fmaxf(whole.most, all_seen[w][h].most);
-#pragma unroll
-    for (int w = 0; w < kAttentionWarps; w++) {
-      const float weight = weight_of(all_seen[w][h].most, whole.most);
-      whole.sum += weight * all_seen[w][h].sum;
-      value += weight * all_values[w][h][d];
-    }
-    store_value<HeadDim>(f, row, first_head + h, parts, blockIdx.y, d, whole, value);
-  }
+  gathered.store(f, row, first_head, parts, blockIdx.y);
   fold_parts<HeadDim, Heads, kAttentionWarps>(f, row, parts);
 }
 
