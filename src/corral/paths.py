@@ -3,6 +3,7 @@
     <root>/models/         downloaded model files
     <root>/kernels/        compiled code; loaded and run, so only an unshared directory will do
     <root>/sessions/       saved KV states
+    <root>/workers/        which worker processes there are, for the router that comes after a crash
     <root>/contexts.json   what a device context costs, as measured
     <root>/headers.json    what headers of model files told a router
 
@@ -63,6 +64,14 @@ class CacheTree:
         for checked in (self.root.resolve(), directory):
             _require_private(checked)
         return directory
+
+    def workers(self) -> Path:
+        """Return the directory that says which worker processes there are, making it if missing.
+
+        Raises:
+            ResourceError: it cannot be made.
+        """
+        return self._directory("workers")
 
     def contexts_file(self) -> Path:
         """Return the path of the measured context costs; the file itself may not exist yet.

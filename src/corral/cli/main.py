@@ -29,7 +29,11 @@ from corral.log import configure, escape, verbosity_of
 
 COMMANDS = {
     "run": "answer a prompt, or chat when there is none",
-    "serve": "serve a model over HTTP, with OpenAI's API",
+    "serve": "serve a model, or many, over HTTP, with OpenAI's API",
+    "ps": "show the models of a running server",
+    "load": "have a running server load a model",
+    "unload": "have a running server let a model go",
+    "pin": "have a running server keep a model",
     "pull": "fetch a model into the cache",
     "inspect": "show what is in a model file",
     "devices": "show the devices and their memory",

@@ -32,6 +32,10 @@ _ASSUMED = " (assumed: it was not measured)"
 def execute(given: Sequence[str]) -> int:
     """Print a model's plan and return the exit code."""
     parsed = _parser().parse_args(given)
+    if parsed.server is not None:
+        from corral.cli.plan_there import plan_there
+
+        return plan_there(parsed.server, parsed.model, is_json=parsed.json)
     from corral.hub.resolve import resolve
 
     with ProgressDisplay() as display:
@@ -100,6 +104,11 @@ def _parser() -> Parser:
         metavar="SIZE",
         type=size_bytes,
         help="with --fit: what to leave free on each device (default: 256MiB)",
+    )
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="ask a running server of many models whether one of them would fit, and what would go",
     )
     options.add_json(parser)
     return parser

@@ -1,11 +1,10 @@
-"""`corral serve`: a model behind an OpenAI-compatible HTTP API.
+"""`corral serve`: a model behind an OpenAI-compatible HTTP API; serve_many.py is for many.
 
     resolve the file ─▶ bind the port ─▶ start the worker ─▶ serve, 503 until it is ready ─▶ drain
 
 The worker is a process of its own; this one loads no model.
 """
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli.output import finish, note, print_json, say
 from corral.cli.progress import ProgressDisplay
-from corral.cli.serve_options import ServeOptions, parse
+from corral.cli.serve_options import ServeOptions, is_loopback, parse, url, warn_if_open
 from corral.errors import CorralError, ResourceError
 
 if TYPE_CHECKING:
@@ -34,6 +33,14 @@ _LOOK_S = 0.2
 def execute(given: Sequence[str]) -> int:
     """Serve until a signal, and return the exit code."""
     serve = parse(given)
+    if serve.is_of_many:
+        from corral.cli.serve_many import serve_many
+
+        return serve_many(serve)
+    return _serve_one(serve)
+
+
+def _serve_one(serve: ServeOptions) -> int:
     from corral.api.app import make_app
     from corral.api.server import RunOptions, Server, bind
     from corral.hub.resolve import resolve
@@ -41,11 +48,11 @@ def execute(given: Sequence[str]) -> int:
     with ProgressDisplay() as display:
         path = resolve(serve.load.model, progress=display)
     api = _api_settings(serve, path)
-    _warn_if_open(serve)
+    warn_if_open(serve)
     with bind(serve.host, serve.port) as bound:
         address = url(serve.host, bound.getsockname()[1])
         with _supervised(_spec(serve, path), serve.stuck_s or None) as worker:
-            app = make_app(worker, api, worker=lambda: worker.status, devices=_devices)
+            app = make_app(worker, api, worker=lambda: worker.status, devices=read_devices)
             server = Server(app, RunOptions(drain_s=serve.drain_s, limits=api.limits))
             watch = _Watch(worker, server, serve, address)
             try:
@@ -133,29 +140,8 @@ def _sampling(path: Path) -> "SamplingParams":
     return choose(_File(path.name, header.metadata), {})
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host name or address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def url(host: str, port: int) -> str:
-    """Return the address of a server for people to click at."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-
-
-def _warn_if_open(serve: ServeOptions) -> None:
-    if not is_loopback(serve.host) and not serve.keys:
-        note(
-            f"anybody who reaches {serve.host} may use this server: --api-key-file or "
-            "CORRAL_API_KEY lets in only who has a key"
-        )
-
-
-def _devices() -> "list[DeviceState]":
+def read_devices() -> "list[DeviceState]":
+    """Return the devices of this machine as the page shows them."""
     from corral.api.readings import DeviceState
     from corral.devices.listing import machine_listing
 

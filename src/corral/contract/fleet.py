@@ -7,13 +7,16 @@ other. All data is plain and frozen.
 import enum
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from corral.contract.messages import GenerationRequest
 from corral.contract.sampling import SamplingParams
 from corral.contract.service import Deliver, Service
+from corral.errors import ProtocolError
+
+_T = TypeVar("_T")
 
 
 class ModelState(enum.Enum):
@@ -174,6 +177,23 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[str, ...] = ()
     """Who holds what lacks."""
     reason: str = ""
+
+
+def fleet_status_of(reply: object) -> FleetStatus:
+    """Return what JSON says of a fleet; raises ProtocolError if it says something else."""
+    return _converted(reply, FleetStatus)
+
+
+def plan_answer_of(reply: object) -> PlanAnswer:
+    """Return what JSON says of a plan; raises ProtocolError if it says something else."""
+    return _converted(reply, PlanAnswer)
+
+
+def _converted(reply: object, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the reply is no {kind.__name__}: {error}") from error
 
 
 class Hold(Protocol):

@@ -14,6 +14,7 @@ from corral.contract.worker import WorkerExit, WorkerSpec, WorkerState, WorkerSt
 from corral.errors import CorralError
 from corral.log import logger
 from corral.router.entry import HOST, ModelEntry
+from corral.router.orphans import Records
 from corral.router.placing import Machine, Need, Site
 from corral.router.residence import Progress
 from corral.router.supervisor import Supervisor, supervise
@@ -144,8 +145,19 @@ def measured_bytes(description: Description, sites: tuple[Site, ...]) -> dict[st
 class WorkerChild:
     """A supervised worker process."""
 
-    def __init__(self, order: Order, watch: Watch, keeping: Keeping | None = None) -> None:
-        """Start it; without `keeping` its sessions end with it."""
+    def __init__(
+        self,
+        order: Order,
+        watch: Watch,
+        keeping: Keeping | None = None,
+        *,
+        records: Records | None = None,
+    ) -> None:
+        """Start it; without `keeping` its sessions end with it.
+
+        It is written down in `records` as long as it is there.
+        """
+        self._records = records
         self._sites = sites_of(order)
         self._watch = watch
         self._pid: int | None = None
@@ -174,11 +186,13 @@ class WorkerChild:
         """End the process."""
         assert self._supervisor is not None, "there from the beginning"
         self._supervisor.close()
+        if self._records is not None and self._pid is not None:
+            self._records.forget(self._pid)
 
     def _take(self, status: WorkerStatus) -> None:
         match status.state:
             case WorkerState.LOADING:
-                self._pid = status.pid or self._pid
+                self._note(status.pid)
                 told = Progress(status.stage, status.done, status.total)
                 self._watch(Loading(told, status.pid))
             case WorkerState.READY:
@@ -187,6 +201,12 @@ class WorkerChild:
                 is_refused = status.exit_status in (WorkerExit.LOAD_FAILED, WorkerExit.PROTOCOL)
                 error = error_of(status.error_code, status.error)
                 self._watch(Ended(error, is_refused))
+
+    def _note(self, pid: int | None) -> None:
+        if pid is not None and pid != self._pid:
+            self._pid = pid
+            if self._records is not None:
+                self._records.note(pid)
 
     def _measured(self) -> dict[str, int]:
         supervisor = self._supervisor

@@ -88,8 +88,7 @@ class Errands:
         try:
             match errand:
                 case Find():
-                    entry = self._catalog.planned(errand.model)
-                    self._apply(lambda now: self._residents.found(entry, now))
+                    self._find(errand.model)
                 case Look():
                     self._look(errand)
                 case Start():
@@ -100,6 +99,15 @@ class Errands:
                     self._stop(errand)
         except Exception:  # of this code: the model stays where it is, and the log says why
             _log.error("%s was not carried out", errand, exc_info=True)
+
+    def _find(self, model: str) -> None:
+        try:
+            entry = self._catalog.planned(model)
+        except CorralError as error:
+            failure = error
+            self._apply(lambda now: self._residents.not_found(model, failure, now))
+        else:
+            self._apply(lambda now: self._residents.found(entry, now))
 
     def _look(self, look: Look) -> None:
         sight = self._sights.newest(0.0)

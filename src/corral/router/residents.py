@@ -179,6 +179,15 @@ class Residents:
         self._register.look_again()
         return self._orders()
 
+    def not_found(self, model: str, error: CorralError, now_s: float) -> list[Effect]:
+        """Take note that a model's header could not be looked for."""
+        self._at(now_s)
+        residence = self._register.of(model)
+        residence.is_looked_for = False
+        if residence.state is _State.PLANNING:
+            self._moves.give_up(residence, error)
+        return self._orders()
+
     def looked(self, number: int, machine: Machine, seen: Seen, now_s: float) -> list[Effect]:
         """Take a reading of all memories, and decide for everybody who waits for room."""
         self._at(now_s)

@@ -124,6 +124,11 @@ class Router:
         with self._lock:
             return self._residents.find(name)
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all models."""
+        with self._lock:
+            return tuple(residence.name for residence in self._residents.all())
+
     def sampling(self, model: str) -> SamplingParams:
         """Return what counts for a model where a request does not say."""
         with self._lock:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from corral.cli.main import main
-from corral.cli.serve import is_loopback, url
+from corral.cli.serve_options import is_loopback, url
 from corral.config import read_settings
 from unit.cli.small_file import write_small_file
 
