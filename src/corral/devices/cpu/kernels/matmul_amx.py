@@ -123,7 +123,7 @@ class AmxProduct(QuantizedProduct):
     ) -> None:
         """Scale the dots of a group and add them."""
         panel = place.scratch + number * self.shape.panel_bytes
-        group = load_group(k, self.shape, panel, codes=False)
+        group = load_group(k, self.shape, panel)
         at = self._dots_at(place, number)
         for t, total in enumerate(totals):
             planes = [

@@ -24,8 +24,9 @@ from corral.devices.cpu.simd import Kernel, RunningDot, Value, Variable, f32, i3
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.quant.packed import GROUP, PackedLayout
 
-INTERLEAVED = 8
-"""Tokens whose dots are computed side by side, since each of them is one chain of waits."""
+_INTERLEAVED = {512: 8, 256: 4}
+"""Sums of dots that grow side by side, by bits of a vector: each is a chain of waits, and takes a
+register."""
 MINIMUM_CHAINS = 2
 """A lone token's dots are summed in as many parts as keep the processor busy; it is exact."""
 _CHUNK_BYTES = 1 << 19
@@ -149,7 +150,9 @@ class QuantizedProduct:
     def _accumulate(
         self, totals: Sequence[Variable], group: Group, x: Activations, number: Value
     ) -> None:
-        together = max(INTERLEAVED // self.planes, 1)
+        target = x.k.target
+        sums = self.planes * RunningDot.sums(target, self.shape.code_bits)
+        together = max(_INTERLEAVED.get(target.vector_bits, 8) // sums, 1)
         for first in range(0, len(totals), together):
             tokens = range(first, min(first + together, len(totals)))
             for half, scale in enumerate(group.scales):
@@ -178,10 +181,13 @@ class QuantizedProduct:
             for n in range(parts)
         }
         for c in range(chunks):
-            chunk, part = half * chunks + c, c * parts // chunks
+            # Chunks that share bytes follow each other; the order is nothing to an integer.
+            turn = c if self.shape.halves > 1 else (c % 2) * (chunks // 2) + c // 2
+            chunk, part = half * chunks + turn, c * parts // chunks
+            code = group.code(chunk)
             for t, p in itertools.product(tokens, range(self.planes)):
                 activation = x.code(t, number, p * self.columns + chunk * CHUNK_COLUMNS)
-                chains[t, p, part].add(group.codes[chunk], activation)
+                chains[t, p, part].add(code, activation)
         return [
             [_sum([chains[t, p, n].total() for n in range(parts)]) for p in range(self.planes)]
             for t in tokens

@@ -6,9 +6,10 @@ unsigned codes:
     weight = scale × (code − zero) + offset
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from corral.devices.cpu.simd import (
     Kernel,
@@ -38,8 +39,8 @@ AHEAD_BYTES = 6144
 class Group:
     """A group in registers."""
 
-    codes: list[Value]
-    """8 × u8.x(64): chunk c holds columns 4c … 4c+3 of each row."""
+    code: Callable[[int], Value]
+    """Chunk c, u8.x(64): columns 4c … 4c+3 of each row; read where this is called."""
     scales: list[Value]
     """f32.x(16) each: one for all columns, or one for each half of them."""
     offsets: list[Value]
@@ -116,7 +117,7 @@ def _read(k: Kernel, layout: PackedLayout, group: Value, supers: list[Value]) ->
     if layout.has_offset:
         offsets = [_offset(k, at + n * bytes_each, supers) for n in range(halves)]
         at = at + halves * bytes_each
-    return Group(_codes(k, layout, at), scales, offsets)
+    return Group(partial(_code, k, layout, at), scales, offsets)
 
 
 def _scale(k: Kernel, layout: PackedLayout, address: Value, supers: list[Value]) -> Value:
@@ -145,24 +146,23 @@ def _power_of_two(k: Kernel, address: Value) -> Value:
     return select(exponent < 2, subnormal, (exponent - 1) << 23).bits(f32.x(ROWS))
 
 
-def _codes(k: Kernel, layout: PackedLayout, address: Value) -> list[Value]:
+def _code(k: Kernel, layout: PackedLayout, address: Value, number: int) -> Value:
+    """Return the chunk of that number of a packed group."""
     if layout.code_bits == 8:
-        return [_chunk(k, address, c) for c in range(CHUNKS)]
-    nibbles = [_chunk(k, address, c) for c in range(CHUNKS // 2)]
-    codes = [n & 15 for n in nibbles] + [n >> 4 for n in nibbles]
+        return _chunk(k, address, number)
+    nibbles = CHUNKS // 2
+    both = _chunk(k, address, number % nibbles)
+    code = both & 15 if number < nibbles else both >> 4
     if layout.values:
         lowest = min(layout.values)
-        return [look_up([value - lowest for value in layout.values], code) for code in codes]
-    tops = address + len(nibbles) * CHUNK_BYTES
+        return look_up([value - lowest for value in layout.values], code)
+    tops = address + nibbles * CHUNK_BYTES
     if layout.code_bits == 5:
-        plane = _chunk(k, tops, 0)
-        return [code | (_shifted(plane, 4 - c) & 16) for c, code in enumerate(codes)]
+        return code | (_shifted(_chunk(k, tops, 0), 4 - number) & 16)
     if layout.code_bits == 6:
-        planes = [_chunk(k, tops, 0), _chunk(k, tops, 1)]
-        return [
-            code | (_shifted(planes[c // 4], 4 - 2 * (c % 4)) & 48) for c, code in enumerate(codes)
-        ]
-    return codes
+        plane = _chunk(k, tops, number // nibbles)
+        return code | (_shifted(plane, 4 - 2 * (number % nibbles)) & 48)
+    return code
 
 
 def _chunk(k: Kernel, address: Value, number: int) -> Value:
@@ -178,17 +178,17 @@ def _shifted(plane: Value, left: int) -> Value:
 
 def store_group(k: Kernel, address: Value, group: Group, minus: int = 0) -> None:
     """Write a group unpacked, in the order of `Shape.panel_bytes`, codes less `minus`."""
-    for number, chunk in enumerate(group.codes):
+    for number in range(CHUNKS):
+        chunk = group.code(number)
         k.store(address + number * CHUNK_BYTES, chunk - minus if minus else chunk)
     floats = address + CHUNKS * CHUNK_BYTES
     for number, values in enumerate(group.scales + group.offsets):
         k.store(floats + number * FLOATS_BYTES, values)
 
 
-def load_group(k: Kernel, shape: Shape, address: Value, *, codes: bool = True) -> Group:
-    """Read what `store_group` wrote; the codes only if they are wanted."""
-    chunks = [_chunk(k, address, c) for c in range(CHUNKS)] if codes else []
+def load_group(k: Kernel, shape: Shape, address: Value) -> Group:
+    """Read what `store_group` wrote."""
     floats = address + CHUNKS * CHUNK_BYTES
     count = shape.halves * (2 if shape.has_offset else 1)
     values = [k.load(f32.x(ROWS), floats + n * FLOATS_BYTES) for n in range(count)]
-    return Group(chunks, values[: shape.halves], values[shape.halves :])
+    return Group(partial(_chunk, k, address), values[: shape.halves], values[shape.halves :])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import llvmlite.binding as llvm
 
-from corral.devices.cpu.features import Dot
+from corral.devices.cpu.features import Dot, Target
 from corral.devices.cpu.simd.types import i8, i16, i32, u8, u16
 from corral.devices.cpu.simd.value import Value, concatenate, part
 
@@ -42,6 +42,11 @@ class RunningDot:
         self._left = 0
         """How many more dots these can take."""
 
+    @staticmethod
+    def sums(target: Target, code_bits: int) -> int:
+        """Return how many sums a running dot keeps."""
+        return 2 if target.dot in _PAIRED and code_bits > _UNCUT_BITS else 1
+
     def add(self, unsigned: Value, signed: Value) -> None:
         """Add the dot products of u8.x(4n) and i8.x(4n)."""
         sums = self._sums
@@ -51,7 +56,7 @@ class RunningDot:
         if not self._is_paired:
             self._sums = _at_once(sums, unsigned, signed, self._bits)
             return
-        is_cut = self._bits > _UNCUT_BITS
+        is_cut = self.sums(sums.kernel.target, self._bits) > 1
         parts = [unsigned & 15, unsigned >> 4] if is_cut else [unsigned]
         pairs = [_pairs(part, signed) for part in parts]
         if self._left == 0:
