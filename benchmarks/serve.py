@@ -11,6 +11,7 @@ that of two medians. Last line: JSON. The exit code is 1 if a request failed or 
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -161,6 +162,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def main() -> int:
     """Measure, print, end with JSON, and return the exit code."""
     args = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers must not outlive it
     from corral.hub.resolve import resolve
 
     card = machine()
