@@ -8,7 +8,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from corral.devices import registry
-from corral.devices.listing import has_bindings, machine_listing
+from corral.devices.cuda.traits import LEAST_CAPABILITY
+from corral.devices.listing import has_bindings, machine_listing, machine_visible
+from corral.devices.nvml import Gpu
 from corral.devices.reading import DeviceReading
 from corral.router.config import RouterConfig
 from corral.router.entry import HOST
@@ -55,7 +57,15 @@ def used_by_processes(readings: Iterable[DeviceReading]) -> dict[str, dict[int, 
 def machine_readings() -> Sequence[DeviceReading]:
     """Read the devices of this machine that a worker could compute on."""
     readings = machine_listing().devices
-    return [one for one in readings if one.name == _CPU or has_bindings()]
+    return [one for one in readings if one.uuid is None or (has_bindings() and _runs(one.uuid))]
+
+
+@functools.cache
+def _runs(uuid: str) -> bool:
+    """Say whether corral's kernels run on a card, as far as anybody tells."""
+    card = machine_visible().named(uuid)
+    told = card.capability if isinstance(card, Gpu) else None
+    return told is None or told >= LEAST_CAPABILITY
 
 
 @functools.cache

@@ -1,6 +1,10 @@
 """From readings of devices to memories and devices to place on."""
 
+from corral.devices.listing import Listing
+from corral.devices.nvml import Gpu
 from corral.devices.reading import DeviceReading, ProcessUse
+from corral.devices.visible import Visible
+from corral.router import machine as module
 from corral.router.config import RouterConfig
 from corral.router.entry import HOST
 from corral.router.machine import machine_of, machine_readings, used_by_processes
@@ -57,6 +61,19 @@ def test_processes_are_told_where_the_driver_names_them():
     uses = (ProcessUse(3, 10), ProcessUse(4, None))
     cards = [reading("cuda:0", "GPU-a", processes=uses), reading("cuda:1", "GPU-b")]
     assert used_by_processes([reading("cpu"), *cards]) == {"GPU-a": {3: 10, 4: None}}
+
+
+def test_cards_that_nothing_runs_on_are_no_devices(monkeypatch):
+    """Too old, or without what corral needs to use them."""
+    cards = [Gpu("GPU-old", "old", capability=(7, 5)), Gpu("GPU-new", "new", capability=(9, 0))]
+    cards.append(Gpu("GPU-quiet", "quiet"))
+    readings = [reading("cpu"), *(reading(f"cuda:{n}", c.uuid) for n, c in enumerate(cards))]
+    monkeypatch.setattr(module, "machine_listing", lambda: Listing(tuple(readings)))
+    monkeypatch.setattr(module, "machine_visible", lambda: Visible(tuple(cards)))
+    monkeypatch.setattr(module, "has_bindings", lambda: True)
+    assert [one.uuid for one in machine_readings()] == [None, "GPU-new", "GPU-quiet"]
+    monkeypatch.setattr(module, "has_bindings", lambda: False)
+    assert [one.name for one in machine_readings()] == ["cpu"]
 
 
 def test_this_machine_has_main_memory():

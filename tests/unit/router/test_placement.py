@@ -232,3 +232,34 @@ def test_a_model_larger_than_all_cards_goes_to_the_cpu():
     assert decide(wanted(100), machine(20, 20)).need.sites == ("cpu",)
     busy = holder("busy", 20, is_busy=True)
     assert decide(wanted(20), machine(0, total=20), busy).cause is Cause.BUSY
+
+
+def test_a_large_idle_model_goes_and_not_the_small_ones():
+    """An embedder of a few bytes does not pay for a model that only the large one's place fits."""
+    small, large = holder("embedder", 1, used_s=1.0), holder("chat", 13, used_s=900.0)
+    decision = decide(wanted(12), machine(0, total=14), small, large)
+    assert decision.victims == ("chat",)
+
+
+def test_bytes_count_and_not_models():
+    """However few models there are, those that are in the way go, as many as it takes."""
+    models = [holder("a", 6, used_s=2.0), holder("b", 6, used_s=1.0), holder("c", 2, used_s=3.0)]
+    assert decide(wanted(7), machine(1, total=15), *models).victims == ("b",)
+    assert set(decide(wanted(13), machine(1, total=15), *models).victims) == {"a", "b"}
+
+
+def test_a_decision_is_the_same_however_often_it_is_made():
+    """Nothing is added up from one decision to the next."""
+    where, models = machine(3, 9, total=20), [holder("a", 12, used_s=5.0), holder("b", {1: 11})]
+    first = decide(wanted(18), where, *models)
+    assert [decide(wanted(18), where, *models) for _ in range(3)] == [first] * 3
+
+
+def test_a_model_takes_the_place_it_makes():
+    """Once those who were chosen have gone, the same question is answered with the same place."""
+    models = [holder("a", 12, used_s=5.0), holder("b", 6, used_s=1.0)]
+    decision = decide(wanted(15), machine(2, total=20), *models)
+    assert isinstance(decision, Evict)
+    rest = [model for model in models if model.name not in decision.victims]
+    freed = sum(m.bytes[uuid(0)] for m in models if m.name in decision.victims)
+    assert decide(wanted(15), machine(2 + freed, total=20), *rest) == Load(decision.need)
