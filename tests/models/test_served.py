@@ -11,6 +11,7 @@ import pytest
 import tiny
 from running import serving
 
+CONTEXT = 1024
 LONG = {"prompt": "th", "max_tokens": 240, "ignore_eos": True, "seed": 3}
 MANY = {**LONG, "stream": True}
 
@@ -19,8 +20,8 @@ MANY = {**LONG, "stream": True}
 def server(tmp_path_factory):
     """Return a server of a tiny model, one for all tests of this file."""
     folder = tmp_path_factory.mktemp("served")
-    path = tiny.write(folder / "tiny.gguf")
-    with serving(path, folder / "cache", "--queue", "0") as running:
+    path = tiny.write(folder / "tiny.gguf", context_length=CONTEXT)
+    with serving(path, folder / "cache", "--queue", "0", "--embeddings") as running:
         yield running
 
 
@@ -56,6 +57,51 @@ def test_openai_client(server):
     assert whole.choices[0].finish_reason == "length"
 
 
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "now": {"type": "boolean"}},
+    "required": ["city", "now"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def fits(text):
+    """Whether a text is what WEATHER describes."""
+    found = json.loads(text)
+    return set(found) == {"city", "now"} and found["city"] in ("Rome", "Oslo")
+
+
+def test_openai_client_gets_calls_and_structure(server):
+    """A tool's arguments and an answer fit their schema, whole and streamed."""
+    asked = {"model": "tiny", "messages": HI, "max_tokens": 120, "seed": 1}
+    schema = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        create = client.chat.completions.create
+        structured = create(**asked, response_format=schema).choices[0]
+        whole = create(**asked, tools=[TOOL], tool_choice="required").choices[0]
+        parts = [*create(**asked, tools=[TOOL], tool_choice="required", stream=True)]
+    assert fits(structured.message.content)
+    (call, *_) = whole.message.tool_calls
+    assert call.function.name == "weather"
+    assert fits(call.function.arguments)
+    pieces = [call for part in parts for call in part.choices[0].delta.tool_calls or ()]
+    first = [piece.function for piece in pieces if piece.index == 0]
+    assert first[0].name == "weather"
+    assert "".join(f.arguments or "" for f in first) == call.function.arguments
+
+
+def test_openai_client_embeds(server):
+    """Vectors of length 1, the same alone and among others."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        both = client.embeddings.create(model="tiny", input=["the th", "other"]).data
+        alone = client.embeddings.create(model="tiny", input="the th").data
+    assert both[0].embedding == alone[0].embedding != both[1].embedding
+    assert len(alone[0].embedding) == tiny.WIDTH
+    assert sum(value * value for value in alone[0].embedding) == pytest.approx(1.0, rel=1e-5)
+
+
 def test_answers_do_not_depend_on_who_else_asks(server):
     """Two choices are two seeds; each is what it would be alone."""
     asked = {"prompt": "th", "max_tokens": 20, "ignore_eos": True}
@@ -77,11 +123,11 @@ def test_tokens_and_templates(server):
 
 def test_a_prompt_that_does_not_fit(server):
     """The client is told how long its prompt is and what would fit."""
-    response = server.post("/v1/completions", prompt="ab" * 200)
+    response = server.post("/v1/completions", prompt="ab" * 600)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] == "exceed_context_size_error"
-    assert (error["n_prompt_tokens"], error["n_ctx"]) == (400, tiny.CONTEXT)
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (1200, CONTEXT)
 
 
 def test_a_client_that_leaves_gives_its_place_free(server):
