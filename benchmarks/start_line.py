@@ -34,7 +34,7 @@ SPANS = (
     "corral.engine.load:allocate",
     "corral.devices.cuda.device:CudaDevice.allocate",
     "corral.devices.cuda.backend:CudaBackend.lower",
-    "corral.devices.cuda.backend:lower_plan",
+    "corral.devices.cuda.backend:lower_all",
     "corral.devices.cuda.compile:Compiler.request",
     "corral.devices.cuda.modules:Modules.load",
     "corral.devices.cuda.backend:prepare",

@@ -62,7 +62,8 @@ class Tensor:
     @property
     def row_bytes(self) -> int:
         """Distance in bytes from a row to the next; a view has its source's."""
-        return self.base.dtype.row_bytes(self.base.columns)
+        base = self.base
+        return base.dtype.row_bytes(base.shape[-1])
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.shape))

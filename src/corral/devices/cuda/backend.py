@@ -25,7 +25,7 @@ from corral.devices.cuda.driver import DeviceFacts, Driver
 from corral.devices.cuda.driver_execution import Place
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Launch
-from corral.devices.cuda.lowering import lower_plan
+from corral.devices.cuda.lowering import lower_all
 from corral.devices.cuda.modules import Modules
 from corral.devices.cuda.prefill_launch import Chip
 from corral.devices.cuda.program import CudaProgram, Pass, capture, prepare
@@ -104,7 +104,7 @@ class CudaBackend(Closing):
         """
         self._require_open()
         chip = chip_of(self._context.facts, self._driver)
-        lowered = {bucket: lower_plan(plan, buffers, bucket, chip) for bucket in plan.buckets}
+        lowered = lower_all(plan, buffers, plan.buckets, chip)
         self._load(_instances(lowered.values(), buffers), progress)
         flights = range(plan.traits.flights)
         stagings = tuple(Staging(plan, buffers, flight) for flight in flights)

@@ -7,6 +7,7 @@ every launch, from where they lay when it was prepared.
 Source: CUDA Driver API, modules Module, Execution Control, Graph, Stream, Event and Memory.
 """
 
+import functools
 from collections.abc import Callable
 from ctypes import addressof, c_void_p
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from corral.devices.cuda.driver_errors import failure
 from corral.errors import InternalError
 
 _ALL_OF_IT_PERCENT = 100
+_CONFIGS = 4096
+"""Launch configurations that are remembered: making one takes longer than a launch."""
 PreparedLaunch = Callable[[], None]
 """A kernel ready to be launched: called, it puts one evaluation of it into its stream."""
 
@@ -170,6 +173,11 @@ class ExecutionDriver(Protocol):
 class LibraryExecution(LibraryCalls):
     """The same through cuda.bindings."""
 
+    def __init__(self) -> None:
+        """Find the library; raises as `LibraryCalls` does."""
+        super().__init__()
+        self._config = functools.lru_cache(_CONFIGS)(self._new_config)
+
     def limits(self, ordinal: int) -> DeviceLimits:
         """Call `cuDeviceGetAttribute`."""
         kinds = self._api.CUdevice_attribute
@@ -219,7 +227,7 @@ class LibraryExecution(LibraryCalls):
             raise InternalError(f"a kernel has {size} bytes of fields, not {fields.size_bytes}")
         return _LibraryLaunch(self._api, function, self._config(geometry, stream), fields)
 
-    def _config(self, geometry: Geometry, stream: int) -> Any:
+    def _new_config(self, geometry: Geometry, stream: int) -> Any:
         api, config = self._api, self._api.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block

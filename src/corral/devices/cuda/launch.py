@@ -5,6 +5,7 @@ A kernel takes one struct of 8-byte members; `Launch.fields` names them in the s
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from corral.devices.binding import BoundPlan
 from corral.devices.cuda.driver_execution import Geometry
@@ -50,11 +51,11 @@ class Launch:
         return Geometry(self.grid, self.block, self.shared_bytes, is_dependent=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Binding(BoundPlan):
     """A plan on one model's buffers, for batches of at most so many rows."""
 
-    bucket: int
+    bucket: int = 1
     """Rows that launches are made for; fewer may come."""
 
     def rows(self, tensor: Tensor) -> int:
@@ -70,7 +71,7 @@ class Binding(BoundPlan):
             for tensor in rows
         )
 
-    @property
+    @cached_property
     def segments(self) -> int:
         """The address of the plan's scratch for segments of attention."""
         return self.buffers.scratch.address + self.plan.segments_offset
@@ -78,19 +79,19 @@ class Binding(BoundPlan):
     @property
     def counters(self) -> int:
         """The address of a few zeros, one for each segment of attention; to be left zero."""
-        return self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[ZEROS]
+        return self.inputs + self.plan.staging.offsets[ZEROS]
 
     @property
     def draws(self) -> int:
         """The address of how the token of each row of logits is chosen."""
-        return self.buffers.inputs_address(self.plan) + self.plan.staging.offsets[DRAWS]
+        return self.inputs + self.plan.staging.offsets[DRAWS]
 
     @property
     def choices(self) -> int:
         """The address of the tokens that the evaluation before chose."""
         return self.buffers.choices_address(self.plan)
 
-    @property
+    @cached_property
     def factors(self) -> int:
         """The address of the plan's scratch for factors of products."""
         return self.buffers.scratch.address + self.plan.factors_offset

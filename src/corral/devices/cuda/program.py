@@ -13,6 +13,7 @@ from corral.devices.base import ModelBuffers
 from corral.devices.cuda.context import DeviceContext, Owned
 from corral.devices.cuda.driver import Driver
 from corral.devices.cuda.driver_execution import Fields, PreparedLaunch
+from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Launch
 from corral.devices.cuda.modules import Modules
 from corral.devices.staging import Staging
@@ -58,15 +59,17 @@ def prepare(
     Raises:
         CapacityExceeded: if the record pool is smaller than the plan said.
     """
-    address = buffers.records.take(len(launches))
+    at, size = buffers.records.take(len(launches)), buffers.records.record_bytes
+    functions: dict[tuple[Instance, int], int] = {}
     prepared = []
-    for number, launch in enumerate(launches):
-        at = address + number * buffers.records.record_bytes
-        words = launch.words
-        ctypes.memmove(at, (ctypes.c_uint64 * len(words))(*words), len(words) * _WORD_BYTES)
-        function = modules.function(launch.instance, launch.shared_bytes)
+    for launch in launches:
+        words, kernel = launch.words, (launch.instance, launch.shared_bytes)
+        (ctypes.c_uint64 * len(words)).from_address(at)[:] = list(words)
+        if kernel not in functions:
+            functions[kernel] = modules.function(*kernel)
         fields = Fields(at, len(words) * _WORD_BYTES)
-        prepared.append(driver.prepare(function, launch.geometry, fields, stream))
+        prepared.append(driver.prepare(functions[kernel], launch.geometry, fields, stream))
+        at += size
     return tuple(prepared)
 
 
