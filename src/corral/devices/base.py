@@ -10,7 +10,7 @@ registry.open("cpu") ──▶ Device ──▶ backend() ──▶ Backend ─�
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # the router reads these protocols, and it loads no NumPy
     import numpy as np
     from numpy.typing import NDArray
 
+Store = Callable[[StoredSlot, Buffer, int, memoryview], None]
+"""Stores rows of a weight, as `Device.upload` does."""
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, what is done and the total."""
 
@@ -123,13 +125,12 @@ class Backend(Protocol):
         """Return the plan as a program; compiles what is missing, fills records, allocates none."""
         ...
 
-    def upload(
-        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
-    ) -> None:
-        """Store rows as `Device.upload` does; for devices with memory of their own, faster.
+    def storing(self, through: int) -> AbstractContextManager[Store]:
+        """Give one reader, in its thread, what stores rows as `Device.upload` does.
 
-        For them `data` lies in pinned memory, and `through` is the address of as much memory of the
-        device, which may be written over; for others it is 0.
+        For devices with memory of their own it is faster than that: what is stored must lie in
+        pinned memory, and `through` is the address of as much memory of the device, which may be
+        written over; for others it is 0.
         """
         ...
 

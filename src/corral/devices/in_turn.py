@@ -1,5 +1,6 @@
 """What executors have in common that evaluate before `run` returns, in the host's memory."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,9 +11,9 @@ from corral.devices.staging import HostRows
 from corral.errors import InternalError
 
 if TYPE_CHECKING:
-    from corral.devices.base import Device, Program, Sent
-    from corral.memory.buffer import Buffer
-    from corral.memory.stored import StoredSlot
+    from contextlib import AbstractContextManager
+
+    from corral.devices.base import Device, Program, Sent, Store
     from corral.tensor.tensor import Tensor
 
 
@@ -22,11 +23,9 @@ class InTurn(Closing):
     is_asynchronous = False
     _device: "Device"
 
-    def upload(
-        self, slot: "StoredSlot", weights: "Buffer", first_row: int, data: memoryview, through: int
-    ) -> None:
-        """Store rows as the device does."""
-        self._device.upload(slot, weights, first_row, data)
+    def storing(self, through: int) -> "AbstractContextManager[Store]":
+        """Give what stores rows: the device does it itself."""
+        return nullcontext(self._device.upload)
 
     def send(self, program: "Program", tensor: "Tensor", rows: int) -> "Sent":
         """Return rows of an output of the last run, for others to receive.

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 from corral.devices.base import Backend, Device, ModelBuffers, Program, Progress
 from corral.engine.holding import allocate, reserve
-from corral.engine.reading import file_bytes, loading, read_weights
+from corral.engine.reading import as_device_does, file_bytes, loading, read_weights
 from corral.gguf import ModelFile
 from corral.interrupts import deferred
-from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger
 from corral.memory.plan import ModelPlan
-from corral.memory.stored import StoredSlot
 from corral.models.footprint import Limits, ModelDesign, ModelGraph, design_model, write_graph
 from corral.models.split import design_split
 
@@ -112,8 +110,8 @@ def _read_part(file: ModelFile, part: Part, ledger: Ledger, advance: Callable[[i
     # Nothing is evaluated yet: what is read may land in the arena.
     landing = part.buffers.scratch if part.plan.traits.has_own_memory else None
     with loading(part.plan, file.path.name, part.device, ledger, landing) as shares:
-        store = part.backend.upload
-        read_weights(file, part.plan, part.buffers.weights, shares, store, advance=advance)
+        storing = part.backend.storing
+        read_weights(file, part.plan, part.buffers.weights, shares, storing, advance=advance)
 
 
 def _advancing(plans: Sequence[ModelPlan], progress: Progress | None) -> Callable[[int], None]:
@@ -159,15 +157,9 @@ def hold_file(
         with deferred:
             reserved = reserve(plan, owner, device, ledger, closing)
             buffers = allocate(plan, reserved, device, ledger, closing)
-
-        def store(
-            slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
-        ) -> None:
-            device.upload(slot, weights, first_row, data)
-
-        advance = _advancing((plan,), progress)
+        storing, advance = as_device_does(device), _advancing((plan,), progress)
         with loading(plan, owner, device, ledger, None) as shares:
-            read_weights(file, plan, buffers.weights, shares, store, advance=advance)
+            read_weights(file, plan, buffers.weights, shares, storing, advance=advance)
         return HeldModel(design, buffers, closing)
 
 

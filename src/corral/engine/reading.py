@@ -1,13 +1,14 @@
 """Weights on their way from a file to a device: readers, each with a share of a buffer."""
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from corral.devices.base import Device
+from corral.devices.base import Device, Store
 from corral.devices.host import bytes_at
 from corral.errors import InvalidModelFile
 from corral.gguf import ModelFile
@@ -22,8 +23,8 @@ from corral.tensor.ops import Constant, Op
 
 LEAST_SHARE = 2 << 20
 """Bytes of the loading buffer that a reader has at least: enough for 16 rows of any matrix."""
-Store = Callable[[StoredSlot, Buffer, int, memoryview, int], None]
-"""`Backend.upload`, or as it."""
+Storing = Callable[[int], AbstractContextManager[Store]]
+"""`Backend.storing`, or as it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def read_weights(
     plan: ModelPlan,
     weights: Buffer,
     shares: tuple[Share, ...],
-    store: Store,
+    storing: Storing,
     *,
     advance: Callable[[int], None],
 ) -> None:
@@ -92,27 +93,48 @@ def read_weights(
     Raises:
         InvalidModelFile: if a row does not fit a share.
     """
-    free: SimpleQueue[Share] = SimpleQueue()
-    for share in shares:
-        free.put(share)
-    pieces = list(_pieces(plan, len(shares[0].data)))
+    left = deque(_pieces(plan, len(shares[0].data)))
+    done: SimpleQueue[int | None] = SimpleQueue()
+    """Bytes of each piece; None at the end of a reader."""
 
-    def read(piece: Piece) -> int:
-        share = free.get()
+    def read(share: Share) -> None:
         try:
-            data = _read(file, piece, share.data)
-            store(piece.slot, weights, piece.first_row, data, share.through)
-            return len(data)
+            with storing(share.through) as store:
+                while piece := _next(left):
+                    data = _read(file, piece, share.data)
+                    store(piece.slot, weights, piece.first_row, data)
+                    done.put(len(data))
+        except BaseException:
+            left.clear()  # the others need not go on
+            raise
         finally:
-            free.put(share)
+            done.put(None)
 
     readers = ThreadPoolExecutor(len(shares))
     try:
-        for count in readers.map(read, pieces):
-            advance(count)
+        reading = [readers.submit(read, share) for share in shares]
+        for _ in shares:
+            while (count := done.get()) is not None:
+                advance(count)
+        for each in reading:
+            each.result()
     finally:
         with deferred:  # a second Ctrl-C must not free what a reader still fills
+            left.clear()
             readers.shutdown(cancel_futures=True)
+
+
+def as_device_does(device: Device) -> Storing:
+    """Return how readers store where nothing executes: one like the other, by the device."""
+    return lambda _through: nullcontext(device.upload)
+
+
+def _next(left: "deque[Piece]") -> Piece | None:
+    """Return the next piece; None when there is none. Threads may share what is left."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
 
 
 def _pieces(plan: ModelPlan, share: int) -> Iterator[Piece]:

@@ -10,14 +10,14 @@ Everything here lives in the device's context, which is kept from the first laun
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.devices.base import NOTHING_SENT, ModelBuffers, Program, Progress, Sent
+from corral.devices.base import NOTHING_SENT, ModelBuffers, Program, Progress, Sent, Store
 from corral.devices.closing import Closing
 from corral.devices.cuda.compile import architecture
 from corral.devices.cuda.context import Owned
@@ -293,22 +293,26 @@ class CudaBackend(Closing):
         self._driver.synchronize_event(self._events[flight].handle)
         return flight
 
-    def upload(
-        self, slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview, through: int
-    ) -> None:
-        """Store whole rows of a weight, packed on the device; any thread may do so.
+    @contextmanager
+    def storing(self, through: int) -> Iterator[Store]:
+        """Give what stores whole rows of weights, packed on the device; for one thread.
 
-        `data` lies in pinned memory, `through` is the address of as much device memory.
+        Rows lie in pinned memory, `through` is the address of as much device memory.
 
         Raises:
             Closed: after close() of the backend or the buffer.
             StaleContext: if other code ended the device's context.
         """
         self._require_open()
-        if slot.form.layout is None:
-            self._device.upload(slot, weights, first_row, data)
-        else:
-            self._uploading.store(slot, weights, first_row, data, through)
+        with self._uploading.lane(through) as lane:
+
+            def store(slot: StoredSlot, weights: Buffer, first_row: int, data: memoryview) -> None:
+                if slot.form.layout is None:
+                    self._device.upload(slot, weights, first_row, data)
+                else:
+                    lane.store(slot, weights, first_row, data)
+
+            yield store
 
     def _release(self) -> None:
         self._closing.close()
