@@ -13,18 +13,18 @@ from math import prod
 from pathlib import Path
 from threading import Lock
 
-from corral.devices import registry
 from corral.devices.base import Device, Progress
 from corral.engine.engine import Engine
 from corral.engine.holding import held_by_driver
 from corral.engine.load import LoadedModel, load_split
+from corral.engine.opening import Opening
 from corral.engine.reply_plan import grammar_compiler
 from corral.engine.runner import Runner
 from corral.engine.samplers import Samplers
 from corral.engine.targets import Targets
 from corral.engine.templates import chat_template
 from corral.gguf import Metadata, ModelFile, fingerprint, open_model
-from corral.hub.resolve import resolve
+from corral.hub.resolve import may_fetch, resolve
 from corral.interrupts import deferred
 from corral.memory.ledger import Ledger, LedgerEntry
 from corral.models.footprint import choose_limits, write_graph
@@ -162,16 +162,21 @@ def open_by_name(
         OutOfMemory: if it does not fit; nothing of it is left.
     """
     with ExitStack() as stack:
-        # What can be refused now is: a wrong setting shall not wait for a download.
-        devices = [_open(target, threads, stack) for target in targets.names]
+        with deferred:
+            opening = Opening(targets, threads=threads)
+            stack.callback(opening.close)
+        if may_fetch(name):  # what is wrong with a device shall not wait for a download
+            opening.devices()
         path, ledger = resolve(name, progress=progress), Ledger()
         with open_model(path) as file, ThreadPoolExecutor(1) as beside:
             metadata = file.metadata
             if template is not None:
                 metadata = metadata.replacing(TEMPLATE_KEY, template)
             words = beside.submit(lambda: Tokenizer.from_metadata(metadata.plain()))
+            devices = opening.devices()
             used, loaded = _load(file, targets, devices, sizes, ledger, progress)
             stack.callback(loaded.close)
+            opening.let_go()
             num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
             tokenizer = words.result()
             identity = fingerprint(file) if identifies else ""
@@ -188,12 +193,6 @@ def open_by_name(
             isolates_template=isolates_template,
             fingerprint=identity,
         )
-
-
-def _open(name: str, threads: int | None, stack: ExitStack) -> Device:
-    device = registry.open(name, threads=threads)
-    stack.callback(device.close)
-    return device
 
 
 def _load(

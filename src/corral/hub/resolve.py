@@ -44,6 +44,11 @@ def resolve(name: str | os.PathLike[str], *, progress: Progress | None = None) -
     return cached.find(name, _models())
 
 
+def may_fetch(name: str | os.PathLike[str]) -> bool:
+    """Say whether `resolve` might have to ask others for a model of this name."""
+    return isinstance(name, str) and (name == DEMO_NAME or name.startswith(_HUB_PREFIX))
+
+
 def pull(name: str, *, progress: Progress | None = None) -> Path:
     """Fetch a model, or what changed of it, and return the path of its only or first file.
 
