@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 SPANS = (
     "corral.engine.targets:Targets.of",
     "corral.engine.model:open_by_name",
-    "corral.engine.opened:_open",
+    "corral.devices.registry:open",
+    "corral.devices.cuda.device:CudaDevice.hold",
     "corral.devices.cuda.opening:process_contexts",
     "corral.devices.cuda.opening:planned_context",
     "corral.engine.opened:open_model",

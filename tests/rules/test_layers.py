@@ -65,6 +65,7 @@ LAZY = {
     "sampling/grammar.py": "llguidance is loaded when a grammar is first compiled",
     "hub/huggingface.py": "huggingface_hub takes 300 ms, and most runs fetch nothing",
     "devices/cpu/compile.py": "worker processes are needed only when something must be compiled",
+    "devices/host.py": "psutil takes 20 ms, and loading on a card does not ask it",
     "devices/__init__.py": "called, the package reads devices; imported, it loads nothing",
     "devices/listing.py": "reading cards needs no NumPy, which reading the host loads",
     "devices/cuda/driver_calls.py": "the bindings are an extra; without them this imports too",

@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from corral.devices.control_group import group_limits
@@ -93,6 +92,9 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 def host_memory() -> tuple[int, int]:
     """Return (total, available) bytes of the host, no more than its control group allows."""
+    # Imported late: it takes 20 ms, and loading a model on a card does not ask.
+    import psutil
+
     memory = psutil.virtual_memory()
     groups = group_limits()
     total = min([memory.total, *(group.limit_bytes for group in groups)])

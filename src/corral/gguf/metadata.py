@@ -71,7 +71,7 @@ class Metadata:
         """Return the values whose key starts so, as plain Python values; arrays become lists."""
         contents = {key: v.content for key, v in self._values.items() if key.startswith(prefix)}
         return {
-            key: list(content.values()) if isinstance(content, Array) else content
+            key: content.values() if isinstance(content, Array) else content
             for key, content in contents.items()
         }
 

@@ -116,7 +116,7 @@ class TokenizerMetadata:
             TokenizerError: there are fewer types than tokens, or one is not an integer.
         """
         items = self._numbers("token_type", num_tokens, (int,))
-        return None if items is None else [int(item) for item in items]
+        return None if items is None else list(map(int, items))
 
     def _list(self, name: str) -> Sequence[object] | None:
         value = self._metadata.get(PREFIX + name)

@@ -15,7 +15,7 @@ from corral.text.vocabulary import TokenType, Vocabulary, VocabularyKind, read_v
 from corral.text.well_known import REPLY_MARKUP
 from corral.text.wordpiece import build_wordpiece
 
-_LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_LITERAL = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 

@@ -37,6 +37,21 @@ def test_takes_a_path(models, tmp_path):
     assert resolve.resolve(path) == path
 
 
+@pytest.mark.parametrize(
+    ("name", "is_fetched"),
+    [
+        ("demo", True),
+        ("hf:owner/repo", True),
+        ("x.gguf", False),
+        (Path("demo"), False),
+        ("", False),
+    ],
+)
+def test_tells_what_others_may_have_to_be_asked_for(name, is_fetched):
+    """By the name alone, without looking whether it is there."""
+    assert resolve.may_fetch(name) is is_fetched
+
+
 def test_a_file_goes_before_a_cached_name(models):
     """A file of the current directory is meant rather than a cached model of that name."""
     Path("big").touch()
