@@ -3,10 +3,9 @@
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from corral.devices.base import Device, Store
 from corral.devices.host import bytes_at
@@ -23,6 +22,8 @@ from corral.tensor.ops import Constant, Op
 
 LEAST_SHARE = 2 << 20
 """Bytes of the loading buffer that a reader has at least: enough for 16 rows of any matrix."""
+_TELLING_S = 0.05
+"""How long progress waits to be told."""
 Storing = Callable[[int], AbstractContextManager[Store]]
 """`Backend.storing`, or as it."""
 
@@ -94,8 +95,8 @@ def read_weights(
         InvalidModelFile: if a row does not fit a share.
     """
     left = deque(_pieces(plan, len(shares[0].data)))
-    done: SimpleQueue[int | None] = SimpleQueue()
-    """Bytes of each piece; None at the end of a reader."""
+    done: deque[int] = deque()
+    """Bytes of each piece that was stored, until they are told."""
 
     def read(share: Share) -> None:
         try:
@@ -103,19 +104,20 @@ def read_weights(
                 while piece := _next(left):
                     data = _read(file, piece, share.data)
                     store(piece.slot, weights, piece.first_row, data)
-                    done.put(len(data))
+                    done.append(len(data))
         except BaseException:
             left.clear()  # the others need not go on
             raise
-        finally:
-            done.put(None)
 
     readers = ThreadPoolExecutor(len(shares))
     try:
         reading = [readers.submit(read, share) for share in shares]
-        for _ in shares:
-            while (count := done.get()) is not None:
-                advance(count)
+        busy: set[Future[None]] = set(reading)
+        while busy:
+            # Not at each piece: readers who wait for the interpreter wait for this thread, too.
+            busy = wait(busy, _TELLING_S).not_done
+            while done:
+                advance(done.popleft())
         for each in reading:
             each.result()
     finally:

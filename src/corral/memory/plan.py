@@ -116,7 +116,8 @@ class Plan:
     @property
     def buckets(self) -> tuple[int, ...]:
         """Numbers of rows that lowering makes launches for, ascending."""
-        return self.traits.buckets_of(self.graph.shape_class.rows)
+        shapes = self.graph.shape_class
+        return self.traits.buckets_of(shapes.rows, shapes.sequences)
 
     @property
     def records_bytes(self) -> int:

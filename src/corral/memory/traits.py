@@ -47,7 +47,7 @@ class DeviceTraits:
     Such a device also computes the nodes of a step in one go (`tensor/steps.py`).
     """
     buckets: tuple[int, ...] = ()
-    """Numbers of rows that a plan is lowered for, each by itself; without any, for all at once."""
+    """Numbers of rows that a plan may be lowered for, each by itself; without, for all at once."""
     context_bytes: int = 0
     """Bytes its driver takes for a process that uses it."""
     has_own_memory: bool = False
@@ -63,6 +63,12 @@ class DeviceTraits:
     readers: int = 2
     """Threads that read and store weights at most; each owns a share of the loading buffer."""
 
-    def buckets_of(self, rows: int) -> tuple[int, ...]:
-        """Return the numbers of rows that a plan of so many rows is lowered for, ascending."""
-        return (*(bucket for bucket in self.buckets if bucket < rows), rows)
+    def buckets_of(self, rows: int, sequences: int) -> tuple[int, ...]:
+        """Return the numbers of rows that a plan of so many rows is lowered for, ascending.
+
+        Those that are no power of two are for sequences that go on together, and left out where
+        there are not so many.
+        """
+        together = min((bucket for bucket in self.buckets if bucket >= sequences), default=rows)
+        wanted = (b for b in self.buckets if b <= together or b.bit_count() == 1)
+        return (*(bucket for bucket in wanted if bucket < rows), rows)

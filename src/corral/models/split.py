@@ -72,7 +72,8 @@ def design_split(
     model: ModelGraph, traits: Sequence[DeviceTraits], layers: Sequence[range]
 ) -> SplitDesign:
     """Plan each run of layers for its device."""
-    graphs = map(verify, cut(model.graph, layers))
+    parts = cut(model.graph, layers)
+    graphs = map(verify, parts) if len(parts) > 1 else parts  # all of it was verified when written
     pairs = zip(graphs, traits, strict=True)
     plans = tuple(plan_graph_of(graph, device) for graph, device in pairs)
     return SplitDesign(model, tuple(layers), plans)
@@ -88,6 +89,8 @@ def split_by_weights(
     Raises:
         InvalidArgument: if there are more devices than layers, or a share is not positive.
     """
+    if len(traits) == 1 and first < model.hyper.layers:
+        return (range(first, model.hyper.layers),)
     weights = [weight_bytes(model, device) for device in dict.fromkeys(traits)]
     sizes = dict(zip(dict.fromkeys(traits), weights, strict=True))
 

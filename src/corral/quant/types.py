@@ -22,6 +22,8 @@ class Traits:
 class DType(enum.Enum):
     """A data type; the value holds its traits."""
 
+    __hash__ = object.__hash__  # as members are equal to themselves only; five times as quick
+
     F32 = Traits(0, 1, 4)
     F16 = Traits(1, 1, 2)
     Q4_0 = Traits(2, 32, 18)

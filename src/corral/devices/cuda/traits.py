@@ -38,7 +38,7 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         chunk_tokens=2048,
         chunk_beside_tokens=512,
         loading_bytes=64 << 20,
-        readers=16,
+        readers=8,
         context_bytes=context_bytes,
         has_own_memory=True,
     )
