@@ -37,6 +37,7 @@ from serve_soak import soak
 HERE = Path(__file__).parent
 PAUSE_S = 0.5
 """Between loads: threads of the one before spin for a while."""
+WARM_UP = 2
 FEWEST, EACH, MOST = 12, 4, 96
 """Requests of a load: so many for each client, within limits."""
 RATIOS = {
@@ -52,15 +53,17 @@ def count_for(clients: int) -> int:
     return min(MOST, max(FEWEST, EACH * clients))
 
 
-def loaded(server: Server, load: Child, args: argparse.Namespace, clients: int, seed: int) -> Reply:
-    """Load a server once; return what its clients saw and what it took."""
+def loaded(
+    server: Server, load: Child, args: argparse.Namespace, clients: int, *, seed: int, count: int
+) -> Reply:
+    """Load a server once with so many requests; return what its clients saw and what it took."""
     before = {one.name: one.cpu_s for one in server.held()}
     found = load.measure(
         test="load",
         port=server.port,
         clients=clients,
         seed=seed,
-        count=args.requests or count_for(clients),
+        count=count,
         seconds=3600.0,
         shared=args.shared,
     )
@@ -76,13 +79,16 @@ def loaded(server: Server, load: Child, args: argparse.Namespace, clients: int, 
 def compare(servers: list[Server], load: Child, args: argparse.Namespace) -> dict[str, Reply]:
     """Load all servers in turns with each number of clients; return all that was measured."""
     for server in servers:
-        loaded(server, load, args, clients=2, seed=-1)  # what happens once is not measured
+        # What happens only once is not measured.
+        loaded(server, load, args, WARM_UP, seed=-1, count=WARM_UP)
     found: dict[str, Reply] = {}
     for clients in args.clients:
         rounds: dict[str, list[Reply]] = {server.name: [] for server in servers}
         for number in range(args.repeat):
             for server in servers[:: 1 if number % 2 == 0 else -1]:
-                rounds[server.name].append(loaded(server, load, args, clients, number))
+                count = args.requests or count_for(clients)
+                now = loaded(server, load, args, clients, seed=number, count=count)
+                rounds[server.name].append(now)
         found[str(clients)] = compared(rounds)
         show(clients, found[str(clients)])
     return found
