@@ -17,6 +17,7 @@ from corral.router.entry import HOST, ModelEntry
 from corral.router.orphans import Records
 from corral.router.placing import Machine, Need, Site
 from corral.router.residence import Progress
+from corral.router.scan import require_unchanged
 from corral.router.supervisor import Supervisor, supervise
 
 _log = logger(__name__)
@@ -156,7 +157,12 @@ class WorkerChild:
         """Start it; without `keeping` its sessions end with it.
 
         It is written down in `records` as long as it is there.
+
+        Raises:
+            ModelNotFound: if a file of the model is gone.
+            InvalidModelFile: if one was written since the header was read.
         """
+        require_unchanged(order.entry)
         self._records = records
         self._sites = sites_of(order)
         self._watch = watch

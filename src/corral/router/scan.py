@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.errors import InvalidArgument, ModelNotFound
+from corral.errors import InvalidArgument, InvalidModelFile, ModelNotFound
 from corral.gguf.shards import ShardName
 from corral.log import logger
+from corral.router.entry import ModelEntry
 
 _SUFFIX = ".gguf"
 _PROJECTOR = "mmproj"
@@ -74,6 +75,25 @@ def look_at(path: Path) -> FoundModel:
         siblings = []
     of_set = [file for file in siblings if _set_of(file) == (shard.stem, shard.count)]
     return _model(shard.stem, of_set or [_required(path)])
+
+
+def require_unchanged(entry: ModelEntry) -> None:
+    """Refuse a model whose files are not those any more that its footprint was made of.
+
+    An entry that does not say how large they were is taken as it is.
+
+    Raises:
+        ModelNotFound: if one of them is gone.
+        InvalidModelFile: if one was written since.
+    """
+    if not entry.size_bytes:
+        return
+    now = _model(entry.name, [_required(Path(path)) for path in entry.paths])
+    if (now.size_bytes, now.modified_s) != (entry.size_bytes, entry.modified_s):
+        raise InvalidModelFile(
+            f"the file of {entry.name} was written since its header was read, so what it needs is "
+            "not known: reload the list of models (SIGHUP, or POST /models/reload)"
+        )
 
 
 def _required(path: Path) -> _File:

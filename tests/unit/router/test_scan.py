@@ -1,9 +1,15 @@
 """Which models are found in folders, and what they are called."""
 
+import os
+
 import pytest
 
-from corral.errors import InvalidArgument, ModelNotFound
-from corral.router.scan import look_at, scan
+from corral.errors import InvalidArgument, InvalidModelFile, ModelNotFound
+from corral.router.children import Order, WorkerChild
+from corral.router.entry import HOST, ModelEntry, Preset
+from corral.router.placing import Need
+from corral.router.scan import look_at, require_unchanged, scan
+from machines import machine
 
 
 def touch(folder, *names):
@@ -80,3 +86,34 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         look_at(tmp_path / "no.gguf")
     with pytest.raises(InvalidArgument, match="is no file"):
         look_at(tmp_path)
+
+
+def entry_of(path):
+    found = look_at(path)
+    return ModelEntry(Preset(name="m"), found.paths, found.size_bytes, found.modified_s)
+
+
+def test_files_that_changed_are_not_loaded(tmp_path):
+    """What they need is not known: written since, larger, or gone."""
+    path = touch(tmp_path, "m.gguf") / "m.gguf"
+    entry = entry_of(path)
+    require_unchanged(entry)
+    os.utime(path, (1.0, 1.0))
+    with pytest.raises(InvalidModelFile, match="reload"):
+        require_unchanged(entry)
+    entry = entry_of(path)
+    path.write_bytes(b"another")
+    with pytest.raises(InvalidModelFile):
+        require_unchanged(entry)
+    path.unlink()
+    with pytest.raises(ModelNotFound):
+        require_unchanged(entry)
+
+
+def test_a_worker_is_not_started_for_a_file_that_changed(tmp_path):
+    """Whoever wanted the model is told."""
+    path = touch(tmp_path, "m.gguf") / "m.gguf"
+    order = Order(entry_of(path), Need(("cpu",), {HOST: 5}), machine(10))
+    path.write_bytes(b"another")
+    with pytest.raises(InvalidModelFile):
+        WorkerChild(order, lambda news: None)
