@@ -2,6 +2,7 @@
 
 import threading
 
+from corral.contract.sessions import SessionCounts, SessionsSaved
 from corral.router.children import Ended, Loaded, Loading
 from corral.router.entry import HOST
 from corral.router.placing import Machine, Room
@@ -56,6 +57,7 @@ class ScriptedChild:
     def save(self):
         """Keep sessions."""
         self.is_saved = True
+        return SessionsSaved(sessions=1, tokens=5, counts=SessionCounts(errors=2))
 
     def stop(self):
         """End."""

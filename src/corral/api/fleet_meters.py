@@ -15,6 +15,14 @@ from corral.contract.questions import ServiceStatistics
 
 _HELP = "See docs/howto/router.md."
 _MODEL = "model_name"
+_RETURNS = {
+    "restored_sessions": "restored_sessions",
+    "restored_tokens": "restored_tokens",
+    "returned_sessions": "returned_sessions",
+    "returned_tokens": "returned_tokens",
+    "session_errors": "errors",
+}
+"""Series of restored conversations, and where they are counted."""
 
 
 class FleetMeters:
@@ -44,6 +52,7 @@ class FleetMeters:
         """Return everything in Prometheus's text format; `held` is of models that are loaded."""
         registry = CollectorRegistry()
         families = [*_models(status.models), *_devices(status.devices), *_held(held)]
+        families += _sessions(status.models, held)
         families.append(_plain("corral:requests_waiting_for_models", status.waiting))
         families.append(_plain("corral:longest_wait_seconds", status.longest_wait_s))
         registry.register(Families(families))
@@ -115,6 +124,24 @@ def _models(models: Iterable[ModelStatus]) -> Iterator[Metric]:
                 if getattr(held, name) is not None:
                     gauge.add_metric([one.name, held.device], getattr(held, name))
         yield gauge
+
+
+def _sessions(
+    models: Iterable[ModelStatus], held: Mapping[str, ServiceStatistics]
+) -> Iterator[Metric]:
+    """Yield what became of conversations, in processes that have ended and in those there are."""
+    used = [one for one in models if one.generation]
+    for name in ("saved_sessions", "saved_tokens", "unsaved_sessions"):
+        counter = CounterMetricFamily(f"corral:model_{name}", _HELP, labels=[_MODEL])
+        for one in used:
+            counter.add_metric([one.name], getattr(one.sessions, name))
+        yield counter
+    for name, field in _RETURNS.items():
+        counter = CounterMetricFamily(f"corral:model_{name}", _HELP, labels=[_MODEL])
+        for one in used:
+            living = getattr(held[one.name].sessions, field) if one.name in held else 0
+            counter.add_metric([one.name], getattr(one.sessions, field) + living)
+        yield counter
 
 
 def _devices(devices: Iterable[DeviceStatus]) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ import msgspec
 from corral.contract.messages import GenerationRequest
 from corral.contract.sampling import SamplingParams
 from corral.contract.service import Deliver, Service
+from corral.contract.sessions import SessionTotals
 from corral.errors import ProtocolError
 
 _T = TypeVar("_T")
@@ -109,6 +110,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float | None = None
     """How long the last load took."""
     pid: int | None = None
+    sessions: SessionTotals = SessionTotals()
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Protocol
 from corral.contract.events import error_of
 from corral.contract.questions import Description
 from corral.contract.service import Service
+from corral.contract.sessions import SessionsSaved
 from corral.contract.worker import WorkerExit, WorkerSpec, WorkerState, WorkerStatus
 from corral.errors import CorralError
 from corral.log import logger
@@ -66,8 +67,8 @@ class Child(Protocol):
         """Number of the process; None before it is there."""
         ...
 
-    def save(self) -> None:
-        """Keep its sessions, where that is wanted; raises nothing."""
+    def save(self) -> SessionsSaved | None:
+        """Keep its sessions, where that is wanted, and return which; raises nothing."""
         ...
 
     def stop(self) -> None:
@@ -181,12 +182,14 @@ class WorkerChild:
         """Number of the process, after its end too."""
         return self._pid
 
-    def save(self) -> None:
+    def save(self) -> SessionsSaved | None:
         """Have the process keep its sessions and end; it takes nothing new from now on."""
         assert self._supervisor is not None, "there from the beginning"
         saved = self._supervisor.drain()
         if saved is not None:
-            _log.info("%s: saved %s", self._supervisor.spec.name, saved)
+            told = _log.warning if saved.unsaved_sessions else _log.info
+            told("%s: %s", self._supervisor.spec.name, saved)
+        return saved
 
     def stop(self) -> None:
         """End the process."""

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from corral.contract.service import Service
+from corral.contract.sessions import SessionsSaved
 from corral.errors import CorralError
 from corral.log import logger
 from corral.router.children import Child, Ended, Launch, Loaded, Loading, News, Order
@@ -158,10 +159,12 @@ class Errands:
     def _save(self, save: Save) -> None:
         with self._lock:
             child = self._children[save.model, save.generation]
+        kept: SessionsSaved | None = None
         try:
-            child.result().save()
+            kept = child.result().save()
         finally:
-            self._apply(lambda now: self._residents.saved(save.model, save.generation, now))
+            key = save.model, save.generation
+            self._apply(lambda now: self._residents.saved(*key, now, kept))
 
     def _stop(self, stop: Stop | Confirm) -> None:
         key = stop.model, stop.generation

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from corral.contract.fleet import ExitKind, HeldBytes, ModelState, ModelStatus
+from corral.contract.sessions import SessionTotals
 from corral.errors import CorralError
 from corral.router.entry import ModelEntry
 from corral.router.placing import Holder, Need
@@ -101,6 +102,7 @@ class Residence:
     error: CorralError | None = None
     progress: Progress = field(default_factory=Progress)
     counts: Counts = field(default_factory=Counts)
+    sessions: SessionTotals = field(default_factory=SessionTotals)
     pid: int | None = None
 
     @property
@@ -171,6 +173,7 @@ class Residence:
             crashes=self.counts.crashes,
             load_s=self.counts.load_s,
             pid=self.pid,
+            sessions=self.sessions,
         )
 
     def _held(self) -> tuple[HeldBytes, ...]:

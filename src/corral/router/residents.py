@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from corral.contract.events import error_of
 from corral.contract.fleet import ExitKind, ModelState, PlanAnswer
+from corral.contract.sessions import SessionsSaved
 from corral.errors import (
     Closed,
     CorralError,
@@ -258,10 +259,14 @@ class Residents:
             self._moves.crash(residence, error)
         return self._orders()
 
-    def saved(self, model: str, generation: int, now_s: float) -> list[Effect]:
+    def saved(
+        self, model: str, generation: int, now_s: float, saved: SessionsSaved | None = None
+    ) -> list[Effect]:
         """Take note that a draining process kept its sessions, or could not: it may end."""
         self._at(now_s)
         residence = self._register.of_generation(model, generation)
+        if residence is not None and saved is not None:
+            residence.sessions = residence.sessions.after(saved)
         if residence is not None and residence.state is _State.DRAINING:
             self._moves.end(residence, residence.exit_kind, residence.reason, is_there=True)
         return self._orders()

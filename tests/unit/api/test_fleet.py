@@ -221,6 +221,9 @@ def test_what_is_counted_survives_the_processes(fleet):
     assert samples["corral:tokens_total", "a", "generated"] == 4
     assert samples["corral:requests_finished_total", "a", "stop"] == 2
     assert samples["corral:model_loads_total", "a"] == 2
+    assert samples["corral:model_saved_sessions_total", "a"] == 2
+    assert samples["corral:model_saved_tokens_total", "a"] == 10
+    assert samples["corral:model_session_errors_total", "a"] == 4
     assert samples["corral:device_booked_bytes", "cpu", "host"] == 0
 
 

@@ -64,6 +64,11 @@ def test_two_conversations_go_on_however_often_their_models_change_places(router
             router.submit(model, again, fresh)
             fresh.finish()
             assert fresh.tokens == taker.tokens
+    totals = router.model_status("a").sessions
+    # Three processes of it went; the second and the third began with what was there.
+    assert (totals.saved_sessions, totals.restored_sessions, totals.returned_sessions) == (3, 2, 2)
+    assert totals.errors == 0
+    assert totals.returned_tokens == totals.restored_tokens > 40
 
 
 def test_a_worker_is_told_where_to_keep_them():

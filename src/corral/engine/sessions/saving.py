@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from corral.contract.sessions import SessionsSaved
+from corral.contract.sessions import SessionCounts, SessionsSaved
 from corral.engine.sessions.blocks import Blocks
 from corral.engine.sessions.store import Kept, SessionStore
 from corral.kv.chains import Chain, Piece, cut, newest_first, num_tokens
@@ -15,16 +15,23 @@ _STEP_NS = 1_000_000
 
 
 def save(
-    prefixes: PrefixPool, blocks: Blocks, store: SessionStore, is_over: Callable[[], bool]
+    prefixes: PrefixPool,
+    blocks: Blocks,
+    store: SessionStore,
+    is_over: Callable[[], bool],
+    *,
+    counts: SessionCounts,
 ) -> SessionsSaved:
     """Write what a cache knows and what is not on disk yet; nothing may run meanwhile.
 
     Args:
-        is_over: whether to stop before the next piece.
+        is_over: whether to stop before the next conversation.
+        counts: of those that were restored before, to be told with the others.
     """
     began = time.monotonic()
-    saving = _Saving(prefixes, blocks, store)
-    links = tuple(prefixes.links.values())
+    known = prefixes.links
+    links = tuple(known.values())
+    saving = _Saving({link.digest: block for block, link in known.items()}, blocks, store)
     rank = {link.digest: place for place, link in enumerate(links)}
     chains = newest_first(cut(links), lambda piece: rank[piece.links[-1].digest])
     before, now = store.pieces(), time.time_ns()
@@ -44,6 +51,7 @@ def save(
         unsaved_sessions=len(chains) - saved,
         seconds=time.monotonic() - began,
         reason=saving.reason,
+        counts=counts,
     )
 
 
@@ -51,7 +59,8 @@ def save(
 class _Saving:
     """One pass over what a cache knows."""
 
-    prefixes: PrefixPool
+    where: dict[bytes, int]
+    """The block of each link, by its digest."""
     blocks: Blocks
     store: SessionStore
     done: set[Piece] = field(default_factory=set)
@@ -61,14 +70,13 @@ class _Saving:
 
     def chain(self, chain: Chain, at_ns: int) -> bool:
         """See that all pieces of a chain are on disk; return whether they are."""
-        where = {link.digest: block for block, link in self.prefixes.links.items()}
         for depth, piece in enumerate(chain.pieces):
             if piece in self.done:
                 continue
             # The deeper go before those that lead to them, should somebody need the room.
             used_ns = at_ns - depth
             if not self.store.touch(piece, used_ns):
-                layers = self.blocks.read([where[link.digest] for link in piece.links])
+                layers = self.blocks.read([self.where[link.digest] for link in piece.links])
                 try:
                     size = self.store.write(piece, layers, used_ns)
                 except OSError as error:

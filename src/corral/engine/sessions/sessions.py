@@ -61,7 +61,10 @@ class Sessions:
         if prefixes is None:
             return SessionsSaved(reason=NO_BEGINNINGS)
         self._engine.settle()
-        report = save(prefixes, self._blocks, self._store, lambda: is_late() or is_cut())
+        counts = self._engine.returns.counts
+        report = save(
+            prefixes, self._blocks, self._store, lambda: is_late() or is_cut(), counts=counts
+        )
         told = _log.warning if report.unsaved_sessions else _log.info
         told("saved: %s", report)
         return report
