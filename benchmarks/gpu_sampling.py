@@ -22,6 +22,7 @@ from corral.memory.choices import DRAWS
 from corral.sampling.candidates import Workspace
 from corral.sampling.sampler import Sampler
 from gpu_passes import Batch, Passes, inputs_of
+from machine import machine
 
 KINDS = {
     "greedy": {"temperature": 0.0},
@@ -132,9 +133,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     with Model.load(args.model, device="cuda:0", context=1024, parallel=args.batch) as model:
+        agreed = []
         for batch in (Batch(1, depth=0), Batch(args.batch), Batch(1, rows=300)):
-            total, same = compared(model, batch, rounds=args.rounds)
-            print(f"{batch}: {same} of {total} tokens are the host's")
+            agreed.append(compared(model, batch, rounds=args.rounds))
+            print(f"{batch}: {agreed[-1][1]} of {agreed[-1][0]} tokens are the host's")
         rates: dict[str, list[float]] = {}
         for _ in range(args.repeat):
             for batch in (1, args.batch):
@@ -143,8 +145,11 @@ def main() -> None:
                     rates.setdefault(f"{kind}, {batch}", []).append(rate(model, kind, batch, steps))
         for name, found in rates.items():
             print(f"{name:24} {statistics.median(found):9.1f} tokens/s  {min(found):.1f}…")
-        for batch in (1, args.batch):
-            print(batch, json.dumps({n: round(v, 1) for n, v in kernels(model, batch).items()}))
+        taken = {batch: kernels(model, batch) for batch in (1, args.batch)}
+        for batch, found_us in taken.items():
+            print(batch, {name: round(value, 1) for name, value in found_us.items()})
+    result = {"compared": agreed, "tokens_per_s": rates, "kernels_us": taken}
+    print(json.dumps({"machine": machine(), "model": args.model} | result))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ other are a single line if there are many. Times are seconds from before the pro
 
 import argparse
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from machine import machine
 
 SPANS = (
     "corral.engine.targets:Targets.of",
@@ -45,6 +48,7 @@ SPANS = (
     "corral.engine.engine:Engine.step",
 )
 """Functions that are lines of their own, as module:name."""
+_FIRST = "first token at "
 FEW = 3
 """Calls of one function by another that are lines of their own; more are one."""
 
@@ -184,11 +188,11 @@ def child(model: str, device: str, context: int) -> None:
             pass
         line.mark("FIRST TOKEN, from the end of load", begun)
         line.show()
-        print(f"first token at {line.calls[-1].ended:.3f}")
+        print(f"{_FIRST}{line.calls[-1].ended:.3f}")
 
 
 def main() -> None:
-    """Start several times; the last line of each tells when its first token came."""
+    """Start several times: of each when its first token came, of the last the whole line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--device", default="cuda:0")
@@ -200,6 +204,7 @@ def main() -> None:
         child(args.model, args.device, args.context)
         return
     command = [sys.executable, __file__, args.model, "--child", "--device", args.device]
+    found = []
     for number in range(args.repeat):
         environment = os.environ | {"CORRAL_STARTED": repr(time.time())}
         done = subprocess.run(
@@ -212,7 +217,9 @@ def main() -> None:
         lines = done.stdout.splitlines()
         print("\n".join(lines if number == args.repeat - 1 else lines[-1:]))
         if done.returncode:
-            print(done.stderr[-2000:])
+            raise SystemExit(done.stderr[-2000:])
+        found.append(float(lines[-1].removeprefix(_FIRST)))
+    print(json.dumps({"machine": machine(), "model": args.model, "first_token_s": found}))
 
 
 if __name__ == "__main__":
