@@ -52,13 +52,17 @@ class Moves:
             return
         residence.wanted_s, residence.tries = now, 0
         self._register.move(residence, _State.PLANNING, "wanted")
+        self.look_up(residence)
+        self._register.look_again()
+
+    def look_up(self, residence: Residence) -> None:
+        """See to it that the header of a model that is wanted is known, or say why it is not."""
         header = residence.entry.header
         if isinstance(header, Unusable):
             self.give_up(residence, error_of(header.code, header.message))
         elif header is None and not residence.is_looked_for:
             residence.is_looked_for = True
             self._register.order(Find(residence.name))
-        self._register.look_again()
 
     def _may_wait(self, residence: Residence) -> bool:
         """Whether who comes during the pause after a failure waits for its end."""

@@ -9,7 +9,6 @@ out the orders. So every interleaving of threads is an order of calls, and tests
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from corral.contract.events import error_of
 from corral.contract.fleet import ExitKind, ModelState, PlanAnswer
 from corral.contract.sessions import SessionsSaved
 from corral.errors import (
@@ -22,7 +21,7 @@ from corral.errors import (
 )
 from corral.router.admission import Admission, Decide
 from corral.router.effects import Effect
-from corral.router.entry import ModelEntry, Unusable
+from corral.router.entry import ModelEntry
 from corral.router.moves import Moves, Patience
 from corral.router.placing import Machine, Policy
 from corral.router.register import Register, Seen
@@ -141,6 +140,8 @@ class Residents:
         for residence in list(self._register.all()):
             if residence.is_removed:
                 self._remove(residence)
+            elif residence.state is _State.PLANNING:
+                self._moves.look_up(residence)
         self._register.forget_removed()
         self._register.look_again()
         return self._orders()
@@ -174,9 +175,11 @@ class Residents:
         """Take note of what a model's header told."""
         self._at(now_s)
         residence = self._register.of(entry.name)
-        residence.entry, residence.is_looked_for = entry, False
-        if residence.state is _State.PLANNING and isinstance(entry.header, Unusable):
-            self._moves.give_up(residence, error_of(entry.header.code, entry.header.message))
+        residence.is_looked_for = False
+        if entry.preset == residence.entry.preset:  # else it was listed anew meanwhile
+            residence.entry = entry
+        if residence.state is _State.PLANNING:
+            self._moves.look_up(residence)
         self._register.look_again()
         return self._orders()
 

@@ -1,5 +1,7 @@
 """What becomes of models and requests, event by event, in virtual time."""
 
+from dataclasses import replace
+
 import pytest
 
 from corral.contract.fleet import ExitKind, ModelState, Verdict
@@ -13,7 +15,8 @@ from corral.errors import (
     ResourceError,
     WorkerLost,
 )
-from corral.router.entry import HOST
+from corral.router.effects import Deny, Find, Grant, Look
+from corral.router.entry import HOST, Unusable
 from corral.router.placing import Policy
 from corral.router.residence import MOVES
 from scripted_fleet import World, entry
@@ -357,9 +360,11 @@ def test_a_request_whose_process_did_nothing_for_it_waits_again():
     ticket = world.ask("a")
     world.settle()
     world.take(world.residents.put_back(ticket, 1, world.now))
+    late = world.ask("a")
+    assert not [order for order in world.orders if isinstance(order, Grant)]
     world.die("a")
     world.wait(5.0)
-    assert world.granted[ticket] == ("a", 2)
+    assert world.granted == {ticket: ("a", 2), late: ("a", 2)}
 
 
 def test_a_load_may_take_as_long_as_it_takes():
@@ -622,6 +627,109 @@ def test_a_cold_header_is_read_before_anything_is_decided():
     assert [type(order).__name__ for order in orders].count("Find") == 1
     world.settle()
     assert set(tickets) == set(world.granted)
+
+
+def test_a_reading_from_before_bytes_came_free_does_not_count():
+    """Case 37: what a model gave back meanwhile would look as if others held it."""
+    world = World([entry("a", 60), entry("b", 60), entry("c", 60)])
+    world.answer("a")
+    world.holds_exits = True
+    ticket = world.ask("b")
+    world.settle()
+    world.ask("c")
+    (look,) = [order for order in world.orders if isinstance(order, Look)]
+    world.orders.clear()
+    before = world.reading(), world.seen()
+    world.exit("a")
+    world.take(world.residents.looked(look.number, *before, world.now))
+    world.settle()
+    assert not world.denied
+    assert ticket in world.granted
+
+
+def test_bytes_that_no_reading_shows_yet_are_not_given_twice():
+    """Case 37: a model that loads has its bytes though the device still shows them as free."""
+    world = World([entry("a", 40), entry("b", 40)])
+    world.holds_loads = True
+    world.foreign = {HOST: 30}
+    world.ask("a")
+    world.settle()
+    assert world.reading().rooms[0].free_bytes == 70
+    world.ask("b")
+    world.settle()
+    assert (world.state("a"), world.state("b")) == (S.LOADING, S.PLANNING)
+
+
+def test_room_beside_a_place_that_is_coming_free_can_be_used_meanwhile():
+    """Who waits for a victim takes its place, and no other room."""
+    world = World([entry("a", 50), entry("b", 30), entry("c", 50), entry("d", 30)], host=110)
+    world.answer("a")
+    world.ask("b")
+    world.settle()
+    world.holds_exits = True
+    world.ask("c")
+    world.settle()
+    assert world.state("a") is S.STOPPING
+    ticket = world.ask("d")
+    world.settle()
+    assert (world.state("a"), world.state("b")) == (S.STOPPING, S.READY)
+    assert ticket in world.granted
+
+
+def test_a_place_that_somebody_made_room_for_goes_to_nobody_else():
+    """A newcomer, however urgent, does not let a model have gone in vain."""
+    world = World([entry("a", 60), entry("b", 60), entry("c", 60, priority=9)])
+    world.answer("a")
+    world.holds_exits = True
+    first = world.ask("b")
+    world.settle()
+    second = world.ask("c")
+    world.settle()
+    world.exit("a")
+    world.settle()
+    assert (first in world.granted, second in world.granted) == (True, False)
+
+
+def test_a_model_that_is_configured_anew_while_its_header_is_read_is_not_forgotten():
+    """What was read for the old preset does not count; the header is read for the new one."""
+    world = World([entry("a", 10, is_cold=True)])
+    ticket = world.ask("a")
+    (find,) = [order for order in world.orders if isinstance(order, Find)]
+    old = entry("a", 10)
+    world.entries["a"] = entry("a", 10, is_cold=True, context=64)
+    world.take(world.residents.relist(world.entries.values(), world.now))
+    world.orders.remove(find)
+    world.take(world.residents.found(old, world.now))
+    world.settle()
+    assert world.granted == {ticket: ("a", 1)}
+    assert world.residents.residence("a").entry.preset.context == 64
+
+
+def test_a_model_that_is_found_unusable_is_told_to_whoever_waits():
+    """When it is read, and when it is listed anew."""
+    world = World([entry("a", 10, is_cold=True), entry("b", 10)])
+    ticket = world.ask("a")
+    world.orders.clear()
+    broken = replace(world.entries["a"], header=Unusable("invalid_model_file", "no tensors"))
+    world.take(world.residents.found(broken, world.now))
+    assert [order.error.code for order in world.orders if isinstance(order, Deny)] == [
+        "invalid_model_file"
+    ]
+    world.settle()
+    assert (world.state("a"), ticket in world.denied) == (S.FAILED, True)
+    late = world.ask("a")
+    world.settle()
+    assert str(world.denied[late]) == "no tensors"
+
+
+def test_a_header_that_cannot_be_looked_for_is_told():
+    """The catalog was closed, or the model went: nobody waits for ever."""
+    world = World([entry("a", 10, is_cold=True)])
+    ticket = world.ask("a")
+    world.orders.clear()
+    world.take(world.residents.not_found("a", ModelNotFound("it went"), world.now))
+    world.settle()
+    assert str(world.denied[ticket]) == "it went"
 
 
 def test_what_would_happen_is_told_and_does_not():
