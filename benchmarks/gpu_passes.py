@@ -192,13 +192,12 @@ class Passes:
         with self._context.current():
             events = [driver.create_event(keeps_time=True) for _ in range(2)]
             found = _Ready(driver, self._stream, each.launches, tuple(events))
-            graph = each.graph.handle if each.graph is not None else found.capture(each.launches)
+            graph = found.capture(each.launches)
             found.whole = lambda: driver.launch_executable(graph, self._stream)
             try:
                 yield found
             finally:
-                if each.graph is None:
-                    driver.destroy_executable(graph)
+                driver.destroy_executable(graph)
                 for event in events:
                     driver.destroy_event(event)
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from corral.devices.base import ModelBuffers
 from corral.devices.cuda import prefill_launch
 from corral.devices.cuda.choice_rules import choose as choose_tokens
+from corral.devices.cuda.input_rules import INSTANCES as INPUTS
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.kernel_sources import KERNELS
 from corral.devices.cuda.lowering import lower_plan
@@ -175,6 +176,7 @@ def _rows():
         yield Instance.of("elementwise", "gated_quantize", "GELU", planes, is_aligned)
     for vocabulary in (128_256, 32_001):
         yield from choose_tokens(0, 0, 1, vocabulary, draws=0, scratch=0, tokens=0)
+    yield from INPUTS
 
 
 def _plain():

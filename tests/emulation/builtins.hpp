@@ -64,6 +64,8 @@ T __ldcs(const T* p) { return *p; }
 template <class T>
 T __ldcg(const T* p) { return *p; }
 template <class T>
+T __ldcv(const T* p) { return *p; }
+template <class T>
 T __ldca(const T* p) { return *p; }
 template <class T>
 T __ldlu(const T* p) { return *p; }

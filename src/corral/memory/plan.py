@@ -111,7 +111,8 @@ class Plan:
         """Records that lowering may take."""
         twice = sum(node.op in self.traits.two_records for node in self.graph)
         choosing = 2 if choosing_rows(self.graph, self.traits) else 0
-        return (len(self.graph) + twice + choosing) * len(self.buckets)
+        crossing = 2 * self.traits.flights if self.traits.has_own_memory else 0
+        return (len(self.graph) + twice + choosing + crossing) * len(self.buckets)
 
     @property
     def buckets(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Runs programs on a card: a stream, the kernels that programs need, graphs of whole evaluations.
 
     run:      inputs ──▶ pinned staging ──▶ the arena's copy ──▶ launches ──▶ outputs ──▶ staging
-                                                                 └─ one graph, small buckets
+                                        └─ one graph, small buckets: up to the chosen tokens ─┘
     read:     waits for the event behind the outputs
     choices:  the same, where only the likeliest tokens were wanted; a second evaluation, whose
               tokens are these, may be under way meanwhile
@@ -23,8 +23,9 @@ from corral.devices.cuda.compile import architecture
 from corral.devices.cuda.context import Owned
 from corral.devices.cuda.driver import DeviceFacts, Driver
 from corral.devices.cuda.driver_execution import Place
+from corral.devices.cuda.input_rules import INSTANCES, give_tokens, take_inputs
 from corral.devices.cuda.instance import Instance
-from corral.devices.cuda.launch import Launch
+from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.lowering import lower_all
 from corral.devices.cuda.modules import Modules
 from corral.devices.cuda.prefill_launch import Chip
@@ -134,11 +135,22 @@ class CudaBackend(Closing):
         last = program.pass_for(min(sequences, program.passes[-1].bucket)).bucket
         for each in program.passes:
             if each.bucket <= last and each.bucket in (*DECODE_BUCKETS, last):
-                with deferred:
-                    each.graph = capture(each, self._context, self._driver, self._stream.handle)
-                    self._closing.callback(each.graph.close)
-                with self._context.current(each.graph):
-                    self._driver.upload_executable(each.graph.handle, self._stream.handle)
+                flights = range(len(program.stagings))
+                each.graphs = tuple(self._captured(program, each, flight) for flight in flights)
+
+    def _captured(self, program: CudaProgram, each: Pass, flight: int) -> Owned:
+        """Return a graph of a pass with the inputs of a flight, from staging to staging."""
+        driver, stream, buffers = self._driver, self._stream.handle, program.buffers
+        at = Binding(program.plan, buffers, bucket=each.bucket)
+        ends = (take_inputs(at, flight), *give_tokens(at, flight))
+        with self._context.current(self._stream):
+            first, *last = prepare(ends, buffers, self._modules, driver, stream)
+        with deferred:
+            graph = capture((first, *each.launches, *last), self._context, driver, stream)
+            self._closing.callback(graph.close)
+        with self._context.current(graph):
+            driver.upload_executable(graph.handle, stream)
+        return graph
 
     def run(
         self,
@@ -167,22 +179,27 @@ class CudaBackend(Closing):
         staging = program.stagings[flight]
         counts = staging.write(inputs, outputs)
         each = program.pass_for(counts.rows)
-        to, size = program.buffers.inputs_address(program.plan), program.plan.staging.inputs_bytes
         with self._context.current(self._stream) as context:
             self._await_readers()
-            driver.enqueue_to_device(to, staging.address, size, stream)
             for tensor in program.received:
                 self._receive(program, tensor, received, context)
-            if each.graph is not None:
-                driver.launch_executable(each.graph.handle, stream)
+            if each.graphs:
+                driver.launch_executable(each.graphs[flight].handle, stream)
             else:
-                for launch in each.launches:
-                    launch()
-            if not sends:
+                self._launch(program, each, staging)
+            if not sends and not (chooses and each.graphs):
                 self._copy_results(program, flight, counts, chooses=chooses)
             driver.record_event(self._events[flight].handle, stream)
         self._under_way.append(flight)
         self._next_flight = (flight + 1) % len(self._events)
+
+    def _launch(self, program: CudaProgram, each: Pass, staging: Staging) -> None:
+        """Put a copy of the inputs and the launches of a pass into the stream."""
+        plan, stream = program.plan, self._stream.handle
+        to, size = program.buffers.inputs_address(plan), plan.staging.inputs_bytes
+        self._driver.enqueue_to_device(to, staging.address, size, stream)
+        for launch in each.launches:
+            launch()
 
     def _copy_results(
         self, program: CudaProgram, flight: int, counts: Counts, *, chooses: bool
@@ -327,6 +344,7 @@ def chip_of(facts: DeviceFacts, driver: Driver) -> Chip:
 def _instances(lowered: Iterable[tuple[Launch, ...]], buffers: ModelBuffers) -> list[Instance]:
     """Name every kernel a model needs, once: those it runs, and those that pack its weights."""
     named = {launch.instance: None for launches in lowered for launch in launches}
+    named |= dict.fromkeys(INSTANCES)
     for slot in buffers.weights_layout.slots.values():
         if slot.form.layout is not None:
             named[pack(slot.form.dtype, 0, 0, 1, slot.tensor.columns).instance] = None

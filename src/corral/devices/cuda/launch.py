@@ -33,6 +33,8 @@ class Launch:
     """The members of the kernel's struct by name, in its order; every value is one word."""
     shared_bytes: int = 0
     """Dynamic shared memory of a block."""
+    is_early: bool = True
+    """Whether it may begin before the one ahead of it has ended, and waits for that by itself."""
 
     @classmethod
     def of(cls, kernel: Kernel, fields: Mapping[str, int]) -> "Launch":
@@ -47,8 +49,8 @@ class Launch:
 
     @property
     def geometry(self) -> Geometry:
-        """The shape of the launch; every kernel waits by itself for the one ahead of it."""
-        return Geometry(self.grid, self.block, self.shared_bytes, is_dependent=True)
+        """The shape of the launch."""
+        return Geometry(self.grid, self.block, self.shared_bytes, is_dependent=self.is_early)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """From a plan to launches for batches of some size: few rows go the narrow way, many the wide."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -25,19 +25,29 @@ def lower_all(
 ) -> dict[int, tuple[Launch, ...]]:
     """Return the launches of a plan for batches of at most so many rows, in order, by bucket.
 
+    The first begins when the inputs are there; those behind it read them before they wait.
+
     Raises:
         InternalError: if a node has no kernel here; device traits promised one.
     """
     known, parts = Binding(plan, buffers), steps(plan.graph)
 
-    def lowered(bucket: int) -> tuple[Launch, ...]:
+    def lowered(bucket: int) -> Iterator[Launch]:
         at = replace(known, bucket=bucket)
         if 0 < plan.traits.narrow_rows < bucket:
-            return (*lower_wide(at, chip, partial(narrow, chip=chip)), *_choosing(at))
-        launches = (launch for step in parts for launch in narrow(at, step, chip))
-        return (*launches, *_choosing(at))
+            yield from lower_wide(at, chip, partial(narrow, chip=chip))
+        else:
+            for step in parts:
+                yield from narrow(at, step, chip)
+        yield from _choosing(at)
 
-    return {bucket: lowered(bucket) for bucket in buckets}
+    return {bucket: _behind_inputs(lowered(bucket)) for bucket in buckets}
+
+
+def _behind_inputs(launches: Iterator[Launch]) -> tuple[Launch, ...]:
+    """Return launches of which the first begins no sooner than what is ahead of it has ended."""
+    first = next(launches)
+    return (replace(first, is_early=False), *launches)
 
 
 def _choosing(at: Binding) -> tuple[Launch, ...]:

@@ -1,7 +1,8 @@
 """A plan ready to run on a card: for each bucket of rows its launches, and perhaps one graph.
 
 rows of a batch ──▶ bucket ──▶ Pass ─┬─▶ launches, one call of the driver each
-                                     └─▶ graph: all of them in one call (small buckets)
+                                     └─▶ graphs: all of them in one call, one a flight (small
+                                         buckets); inputs and chosen tokens cross inside
 """
 
 import ctypes
@@ -29,8 +30,8 @@ class Pass:
 
     bucket: int
     launches: tuple[PreparedLaunch, ...]
-    graph: Owned | None = None
-    """Executable of all of them, where they were captured."""
+    graphs: tuple[Owned, ...] = ()
+    """For each flight an executable of all of them, where they were captured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,17 +75,17 @@ def prepare(
 
 
 def capture(
-    each: Pass,
+    launches: Sequence[PreparedLaunch],
     context: DeviceContext,
     driver: Driver,
     stream: int,
 ) -> Owned:
-    """Return an executable graph of a pass."""
+    """Return an executable graph of launches."""
 
     def make() -> int:
         driver.begin_capture(stream)
         try:
-            for launch in each.launches:
+            for launch in launches:
                 launch()
         finally:
             graph = driver.end_capture(stream)

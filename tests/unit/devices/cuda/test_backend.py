@@ -1,5 +1,6 @@
 """The backend on a played driver: what it launches, waits for, keeps and gives back."""
 
+import ctypes
 from contextlib import closing
 
 import numpy as np
@@ -81,21 +82,29 @@ def read(model):
 def test_a_step_is_one_graph(driver, model):
     """Its launches are those of the smallest bucket; a prompt's are launched one by one."""
     driver.calls.clear()
+    driver.launches.clear()
     run(model, 3)
     read(model)
     assert driver.calls.count("launch_executable") == 1
+    assert driver.calls.count("enqueue_to_device") == 0
+    assert "take_inputs" in driver.launches[0].name
+    assert "give_tokens" in driver.launches[-1].name
+    assert not driver.launches[1].geometry.is_dependent
     driver.launches.clear()
     driver.calls.clear()
     run(model, 200)
     read(model)
     assert driver.calls.count("launch_executable") == 0
     assert any("attention" in launch.name for launch in driver.launches)
-    assert all(launch.geometry.is_dependent for launch in driver.launches)
+    assert not any("inputs" in launch.name for launch in driver.launches)
+    first, *others = (launch.geometry.is_dependent for launch in driver.launches)
+    assert not first
+    assert all(others)
 
 
 def test_buckets_up_to_the_sequences_are_captured(driver, model):
     """Steps in which every sequence goes on by a token, and no others."""
-    captured = [each.bucket for each in model.parts[0].program.passes if each.graph is not None]
+    captured = [each.bucket for each in model.parts[0].program.passes if each.graphs]
     assert captured == [bucket for bucket in DECODE_BUCKETS if bucket <= LIMITS.parallel]
 
 
@@ -132,13 +141,30 @@ def test_two_that_choose_may_be_under_way(driver, model):
 
 
 def test_what_is_copied_back_is_what_was_asked_for(driver, model):
-    """Chosen tokens only, or rows of logits."""
-    driver.calls.clear()
-    run(model, 2, chooses=True)
-    model.parts[0].backend.choices(model.parts[0].program, 2)
-    run(model, 2)
-    read(model)
-    assert driver.calls.count("enqueue_to_host") == 2
+    """Chosen tokens only, which a graph writes itself, or rows of logits."""
+    backend, program = model.parts[0].backend, model.parts[0].program
+    for rows, copies in ((2, 0), (200, 1)):
+        driver.calls.clear()
+        run(model, rows, chooses=True)
+        backend.choices(program, 2)
+        assert driver.calls.count("enqueue_to_host") == copies
+    for rows in (2, 200):
+        driver.calls.clear()
+        run(model, rows)
+        read(model)
+        assert driver.calls.count("enqueue_to_host") == 1
+
+
+def cross(driver, launch):
+    """Play the kernels at both ends of a graph: inputs come from staging, a token goes there."""
+    if "take_inputs" in launch.name:
+        source, target, *pieces = launch.fields
+        for first, count in zip(pieces[::2], pieces[1::2], strict=True):
+            arrived = ctypes.string_at(source + 16 * first, 16 * count)
+            driver._touch("cross", target + 16 * first, 16 * count)[:] = arrived
+    if "give_tokens" in launch.name:
+        tokens, _count, staging = launch.fields
+        ctypes.memmove(staging, bytes(driver._touch("cross", tokens, 4)), 4)
 
 
 def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
@@ -149,6 +175,7 @@ def test_tokens_that_the_device_chose_come_out(driver, model, monkeypatch):
     def play(launch):
         if "choose_token" in launch.name:
             driver._touch("play", chosen, 4)[:] = (7).to_bytes(4, "little")
+        cross(driver, launch)
 
     driver.executes = play
     engine = Engine(Runner(model.parts, groups), groups, context=LIMITS.context)
@@ -174,6 +201,7 @@ def test_each_token_is_drawn_by_its_own_position(driver, model):
             seen.append(draw)
             token = draw[1] + 1
             driver._touch("play", buffers.choices_address(plan), 4)[:] = token.to_bytes(4, "little")
+        cross(driver, launch)
 
     driver.executes = play
     engine = Engine(Runner(model.parts, groups), groups, context=LIMITS.context)
