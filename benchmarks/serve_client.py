@@ -14,7 +14,7 @@ from children import Reply, serve
 from serve_answer import Seen, Transcript, figures, seen
 from serve_requests import Ask, asks
 
-PATIENCE_S = 600.0
+PATIENCE_S = 3600.0
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     "Connection: close\r\nContent-Length: {length}\r\n\r\n"

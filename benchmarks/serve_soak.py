@@ -11,6 +11,8 @@ from serve_servers import Held, Server, kv_blocks_used
 
 EVERY_S = 1.0
 SETTLE_S = 30.0
+PASSES = 3
+"""Each number of clients has its turn so often: a line through one pass shows which came last."""
 WARM_UP_S = 60.0
 """What caches, the allocator and sixty-four first connections take is no growth."""
 NOISE_BYTES_A_MINUTE = 256 << 10
@@ -109,7 +111,7 @@ def soak(server: Server, load: Child, clients: Sequence[int], seconds: float) ->
     settled(server)
     before = {one.name: one for one in server.held()}
     watch = Watch(server)
-    found = run(server, load, clients, seconds, seed=20_000)
+    found = run(server, load, tuple(clients) * PASSES, seconds, seed=20_000)
     slopes = watch.end()
     leaked = settled(server)
     grown = growths(before, {one.name: one for one in server.held()}, slopes)
