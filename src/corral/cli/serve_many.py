@@ -89,10 +89,11 @@ def _router(serve: ServeOptions, catalog: "Catalog", records: "Records") -> "Rou
 
     server = catalog.config.server
     folder = serve.sessions or CacheTree(settings().cache).sessions()
+    stuck_s = serve.stuck_s or None
     keeping = Keeping(str(folder.resolve()), serve.sessions_bytes)
     return Router(
         catalog,
-        functools.partial(WorkerChild, records=records, keeping=keeping),
+        functools.partial(WorkerChild, records=records, keeping=keeping, stuck_s=stuck_s),
         functools.partial(_read, catalog),
         sampling=_sampling,
         policy=server.policy,

@@ -21,6 +21,10 @@ _MAX_PORT = 65_535
 _MAX_PARALLEL = 1024
 _MAX_QUEUE = 65_536
 _MAX_KEY_FILE_BYTES = 1 << 20
+_OF_A_MODEL = (
+    *("device", "split", "gpu_layers", "context", "kv_type", "threads"),
+    *("embeddings", "parallel", "queue"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ def parse(given: Sequence[str]) -> ServeOptions:
     _add_network(parser)
     parsed = parser.parse_args(given)
     _require_one_source(parsed)
+    _require_none_of_a_model(parsed, parser)
     server = _server_settings(parsed)
     return ServeOptions(
         load=LoadOptions.of(parsed),
@@ -132,7 +137,9 @@ def parse(given: Sequence[str]) -> ServeOptions:
         drain_s=server.drain if parsed.drain is None else parsed.drain,
         stuck_s=parsed.stuck,
         sessions=_sessions(parsed, server),
-        sessions_bytes=parsed.sessions_quota or server.sessions_quota,
+        sessions_bytes=server.sessions_quota
+        if parsed.sessions_quota is None
+        else parsed.sessions_quota,
         is_json=parsed.json,
         models=tuple(parsed.models),
         config=parsed.config,
@@ -150,6 +157,16 @@ def _require_one_source(parsed: Namespace) -> None:
         raise UsageError("--alias names one model: give aliases in a configuration")
     if not given:
         parsed.model = options.DEFAULT_MODEL
+
+
+def _require_none_of_a_model(parsed: Namespace, parser: Parser) -> None:
+    """Refuse options of a model where a configuration has them, rather than not heed them."""
+    if parsed.config is None:
+        return
+    given = [name for name in _OF_A_MODEL if getattr(parsed, name) != parser.get_default(name)]
+    if given:
+        options_given = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"with --config, {options_given} belongs into it, under [models.'*']")
 
 
 def _sessions(parsed: Namespace, server: "ServerSettings") -> Path | None:

@@ -20,6 +20,7 @@ from corral.router.placing import Machine, Need, Site
 from corral.router.residence import Progress
 from corral.router.scan import require_unchanged
 from corral.router.supervisor import Supervisor, supervise
+from corral.router.watchdog import STUCK_S
 
 _log = logger(__name__)
 
@@ -154,10 +155,12 @@ class WorkerChild:
         keeping: Keeping | None = None,
         *,
         records: Records | None = None,
+        stuck_s: float | None = STUCK_S,
     ) -> None:
         """Start it; without `keeping` its sessions end with it.
 
-        It is written down in `records` as long as it is there.
+        It is written down in `records` as long as it is there, and killed if a step takes longer
+        than `stuck_s`.
 
         Raises:
             ModelNotFound: if a file of the model is gone.
@@ -169,7 +172,9 @@ class WorkerChild:
         self._watch = watch
         self._pid: int | None = None
         self._supervisor: Supervisor | None = None
-        self._supervisor = supervise(spec_of(order, keeping), restarts=False, on_change=self._take)
+        self._supervisor = supervise(
+            spec_of(order, keeping), stuck_s=stuck_s, restarts=False, on_change=self._take
+        )
 
     @property
     def service(self) -> Service:

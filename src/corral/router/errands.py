@@ -17,7 +17,7 @@ from corral.router.effects import Confirm, Effect, Find, Look, Save, Start, Stop
 from corral.router.entry import ModelEntry
 from corral.router.placing import Machine
 from corral.router.residents import Residents
-from corral.router.sight import Sights
+from corral.router.sight import Sight, Sights
 
 Happen = Callable[[float], list[Effect]]
 Apply = Callable[[Happen], None]
@@ -171,10 +171,10 @@ class Errands:
         with self._lock:
             coming = self._children[key]
             need = self._residents.residence(stop.model).need
-            before = self._sights.last
         if coming.exception() is None:
             child = coming.result()
             pid = child.pid
+            before = self._seen_before(stop, pid)
             child.stop()
             if pid is not None and need is not None:
                 self._sights.wait_until_left(pid, need.bytes, before)
@@ -184,3 +184,10 @@ class Errands:
             return self._residents.gone(*key, now)
 
         self._apply(clear)
+
+    def _seen_before(self, stop: Stop | Confirm, pid: int | None) -> Sight | None:
+        """Return what memory showed of a process while it was there; None if nothing did."""
+        if isinstance(stop, Stop):
+            return self._sights.newest(0.0)
+        last = self._sights.last  # it has ended: what is read from now on shows it no more
+        return last if last is not None and pid is not None and last.lists(pid) else None

@@ -35,6 +35,10 @@ class Sight:
         """Whether a process is named among those that hold something there."""
         return pid in self.used.get(memory, {})
 
+    def lists(self, pid: int) -> bool:
+        """Whether a process is named anywhere."""
+        return any(pid in used for used in self.used.values())
+
 
 Read = Callable[[], Sight]
 """Reads all memories; it may take its time, and raises nothing but CorralError."""
@@ -44,8 +48,8 @@ def has_left(pid: int, sizes: Mapping[str, int], before: Sight | None, now: Sigh
     """Whether cards show that a process that has ended is gone.
 
     Main memory is free when the process was waited for. A card that never showed the process cannot
-    show its end; where the driver named it, it must name it no more; elsewhere so much must have
-    become free.
+    show its end; where the driver named it, it must name it no more; elsewhere half of its bytes
+    must have become free: they come at once, and it may have held less than was booked.
 
     Args:
         pid: of the process.
@@ -64,7 +68,7 @@ def _has_left(memory: str, size: int, pid: int, before: Sight | None, now: Sight
     was, free = before.free(memory), now.free(memory)
     if was is None or free is None:
         return False
-    return free - was >= size * 9 // 10
+    return free - was >= size // 2
 
 
 class Sights:

@@ -195,6 +195,8 @@ def test_a_server_of_something_else_is_no_server():
         ("--models", "there", "--config", "there.toml"),
         ("--models", "there", "--alias", "name"),
         ("--models", "there", "--gpu-layers", "3"),
+        ("--config", "there.toml", "--context", "8192"),
+        ("--config", "there.toml", "--kv-type", "q8_0", "--parallel", "2"),
     ],
 )
 def test_what_cannot_be_said_together_is_refused(arguments, capsys):

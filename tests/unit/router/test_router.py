@@ -245,7 +245,7 @@ def test_a_card_shows_that_a_process_is_gone():
     """Case 53: by its list of processes, else by what became free; never waited for in vain."""
 
     def sight(free, *pids):
-        used = {"GPU-0": dict.fromkeys(pids, 10)} if pids is not None else {}
+        used = {"GPU-0": dict.fromkeys(pids, 10)} if pids else {}
         return Sight(machine(free, total=100), used)
 
     sizes = {"GPU-0": 50, HOST: 7}
@@ -254,8 +254,31 @@ def test_a_card_shows_that_a_process_is_gone():
     assert has_left(1, sizes, listed, gone)
     assert not has_left(1, sizes, sight(40), sight(60))
     assert has_left(1, sizes, sight(40), sight(90))
+    assert has_left(1, sizes, sight(40), sight(65)), "less than was booked came free"
     assert has_left(1, sizes, None, sight(40))
+    assert (listed.lists(1), listed.lists(3)) == (True, False)
     assert has_left(1, {HOST: 7}, listed, listed)
+
+
+def test_what_a_process_held_is_read_while_it_is_there(monkeypatch):
+    """Case 53: not from before its load; of one that died by itself, nothing is waited for."""
+    seen = []
+
+    def wait(self, pid, sizes, before):
+        seen.append(before if before is None else before.free(HOST))
+
+    monkeypatch.setattr(Sights, "wait_until_left", wait)
+    with Played(entry("a", 40)) as played:
+        for ending in ("unload", "crash"):
+            submit(played.router, "a", ending).finish()
+            child = played.children[-1]
+            child.pid = 7
+            if ending == "unload":
+                played.router.unload("a")
+            else:
+                child.end(WorkerLost("killed"))
+            until(lambda: not played.state("a").holds_bytes)
+    assert seen == [60, None]
 
 
 def test_a_worker_sees_its_own_cards_and_counts_from_nought():
