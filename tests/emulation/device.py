@@ -5,6 +5,7 @@ What needs compiling for one graph is compiled at once, file by file.
 """
 
 import ctypes
+from collections import deque
 from contextlib import nullcontext
 
 import numpy as np
@@ -32,9 +33,10 @@ class EmulatedDevice(Contextless):
 
     name = "emulated"
 
-    def __init__(self, traits=None, chip=PLAIN):
+    def __init__(self, traits=None, chip=PLAIN, *, chooses=False):
+        """Play a card; one that `chooses` gives tokens as well as logits, fed to the next step."""
         self.traits = traits or cuda_traits(0)
-        self.chip = chip
+        self.chip, self.chooses = chip, chooses
         self._memory = HostMemory(self.name)
 
     @property
@@ -90,10 +92,10 @@ class EmulatedProgram:
 class EmulatedBackend:
     """Runs launches one after the other."""
 
-    is_asynchronous = False
-
     def __init__(self, device):
         self._device = device
+        self._chosen = deque()
+        self.is_asynchronous = device.chooses
 
     def lower(self, plan, buffers, *, progress=None):
         return EmulatedProgram(plan, buffers, self._device.chip)
@@ -102,7 +104,7 @@ class EmulatedBackend:
         return nullcontext(self._device.upload)
 
     def run(self, program, inputs, outputs, *, received=NOTHING_SENT, chooses=False, sends=False):
-        assert not chooses
+        assert self._device.chooses or not chooses
         plan, buffers = program.plan, program.buffers
         for tensor in plan.graph.leaves(Op.RECEIVED):
             rows = received[tensor.name].on_host()
@@ -112,6 +114,12 @@ class EmulatedBackend:
         ctypes.memmove(to, buffers.staging.address, size)
         for launch in program.launches:
             run(launch)
+        if chooses:
+            tokens = array_at(buffers.choices_address(plan), (outputs,), np.int32)
+            self._chosen.append(tokens.copy())
+
+    def choices(self, program, rows):
+        return self._chosen.popleft()
 
     def read(self, program, tensor, rows):
         return tensor_array(program.plan, program.buffers, tensor)[:rows]

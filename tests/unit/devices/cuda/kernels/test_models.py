@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import tiny
+from corral.contract.sampling import SamplingParams
 from corral.devices.cuda.traits import cuda_traits
 from corral.devices.reference.device import ReferenceDevice
 from corral.models.footprint import Limits
 from corral.quant.types import DType
+from corral.sampling.sampler import Sampler
 from emulation import needs_emulator
 from emulation.device import TUNED, EmulatedDevice
 from emulation.instances import prepare_common
@@ -71,6 +73,34 @@ def test_tuned_products(tmp_path, family):
     with EmulatedDevice(traits=traits, chip=TUNED) as emulated:
         actual = logits(path, emulated)
     assert nmse(actual, expected) <= 5e-4
+
+
+def test_tokens_drawn_on_the_card_are_those_of_the_host(tmp_path):
+    """Of the same logits, though each step is begun before the token before it is known."""
+    path = tiny.write(tmp_path / "m.gguf", table=tiny.tensors(dtype=DType.Q8_0))
+    kinds = (
+        SamplingParams(seed=3, temperature=1.5, top_k=40, top_p=0.95, min_p=0.01),
+        SamplingParams(temperature=0.0),
+    )
+
+    def answers(*, chooses):
+        with EmulatedDevice(chooses=chooses) as device:
+            loaded = Loaded(path, device, LIMITS)
+            sequences = [
+                loaded.engine.submit(
+                    prompt(5), sampler=Sampler(params, tiny.VOCABULARY), max_tokens=4
+                )
+                for params in kinds
+            ]
+            found = loaded.finish(*sequences)
+            while loaded.engine.has_work:  # what was begun ahead
+                loaded.engine.step()
+            loaded.close()
+            return found
+
+    drawn = answers(chooses=True)
+    assert drawn == answers(chooses=False)
+    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize("way", ["narrow", "wide"])
