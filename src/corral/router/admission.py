@@ -131,7 +131,7 @@ class Admission:
 
     def _place(self, residence: Residence, need: Need, machine: Machine) -> None:
         register = self._register
-        residence.need = need
+        residence.need, residence.planned = need, need.bytes
         residence.free = {room.memory: room.free_bytes or 0 for room in machine.rooms}
         residence.generation += 1
         residence.started_s = register.now_s

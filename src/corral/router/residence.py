@@ -70,6 +70,8 @@ class Residence:
     """Where it is, or goes as soon as `victims` are gone."""
     victims: tuple[str, ...] = ()
     """Who goes for it."""
+    planned: Mapping[str, int] = field(default_factory=dict)
+    """By memory, what was planned for the process that is there; `need` has what is booked."""
     measured: Mapping[str, int] = field(default_factory=dict)
     """By memory, what its process said it allocated."""
     free: Mapping[str, int] = field(default_factory=dict)
@@ -182,5 +184,5 @@ class Residence:
         measured = self.measured
         return tuple(
             HeldBytes(device=memory, planned_bytes=size, measured_bytes=measured.get(memory))
-            for memory, size in self.need.bytes.items()
+            for memory, size in self.planned.items()
         )

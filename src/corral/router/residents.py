@@ -19,6 +19,7 @@ from corral.errors import (
     QueueFull,
     ResourceError,
 )
+from corral.memory.ledger import format_bytes
 from corral.router.admission import Admission, Decide
 from corral.router.effects import Effect
 from corral.router.entry import ModelEntry
@@ -228,7 +229,11 @@ class Residents:
         residence.ready_s = residence.used_s = now_s
         residence.counts.loads += 1
         residence.counts.load_s = now_s - residence.started_s
-        self._register.move(residence, _State.READY, "loaded")
+        excess = sum(size - planned[memory] for memory, size in more.items())
+        told = (
+            f"loaded; it holds {format_bytes(excess)} more than was planned" if more else "loaded"
+        )
+        self._register.move(residence, _State.READY, told)
         self._register.changed()
         self._register.grant_all(residence)
         if residence.is_removed:

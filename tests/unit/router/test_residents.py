@@ -518,7 +518,8 @@ def test_more_than_was_planned_is_booked_from_then_on():
     world.settle()
     assert world.residents.booked() == {HOST: 50}
     (held,) = world.status("a").held
-    assert (held.planned_bytes, held.measured_bytes) == (50, 50)
+    assert (held.planned_bytes, held.measured_bytes) == (40, 50)
+    assert world.status("a").reason == "loaded; it holds 10 B more than was planned"
     world.ask("b")
     world.settle()
     assert world.state("b") is S.PLANNING
