@@ -69,6 +69,8 @@ LIMITS = {
     "matmul_tile<corral::Int6Signed16, 0, 128": Limit(255),
     "matmul_tiles": Limit(128),
     "matmul_wgmma": Limit(168),
+    "matmul_packed_wgmma": Limit(168, stack_bytes=8, spill_bytes=32),
+    "matmul_packed_wgmma<corral::Int6Signed16, 128, 4": Limit(96, stack_bytes=24, spill_bytes=80),
     "attention<": Limit(255),
     **{f"attention_mma<corral::{kind}, 64": _TWO_TILES for kind in _TILES},
     **{f"attention_mma<corral::{kind}, 80": Limit(200) for kind in _TILES},

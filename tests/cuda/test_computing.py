@@ -54,6 +54,14 @@ def test_models_agree_with_the_reference(device, name, kv_dtype, window):
 
 
 LONG = ShapeClass(rows=400, outputs=8, sequences=2, blocks=16)
+RUNS = (
+    ((290, 90), (0, 0)),
+    ((150, 40), (290, 90)),
+    ((25, 30), (440, 130)),
+    ((12, 8), (465, 160)),
+    ((33, 60), (477, 168)),
+)
+"""Lengths and starts of both sequences: many rows, then some dozens for every kernel of those."""
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -68,7 +76,7 @@ def test_long_prompts_agree_with_the_reference(device, name, kv_dtype, window):
 
     def logits(device, graph):
         with Evaluation(device, graph, weights) as evaluation:
-            for lengths, starts in (((290, 90), (0, 0)), ((150, 40), (290, 90))):
+            for lengths, starts in RUNS:
                 yield evaluation.run(**batch(lengths, starts, blocks=16))[0]
 
     with ReferenceDevice() as reference:

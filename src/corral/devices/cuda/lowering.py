@@ -1,4 +1,7 @@
-"""From a plan to launches for batches of some size: few rows go the narrow way, many the wide."""
+"""From a plan to launches for batches of some size.
+
+few rows ──▶ narrow     some dozens, on sm_90a ──▶ packed     many ──▶ wide
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -8,6 +11,8 @@ from corral.devices.base import ModelBuffers
 from corral.devices.cuda.choice_rules import choose
 from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.narrow import narrow
+from corral.devices.cuda.packed import lower_packed
+from corral.devices.cuda.packed_launch import LEAST_ROWS
 from corral.devices.cuda.prefill_launch import Chip
 from corral.devices.cuda.wide import lower_wide
 from corral.memory.choices import choosing_rows
@@ -30,15 +35,17 @@ def lower_all(
     Raises:
         InternalError: if a node has no kernel here; device traits promised one.
     """
-    known, parts = Binding(plan, buffers), steps(plan.graph)
+    known, parts, few = Binding(plan, buffers), steps(plan.graph), partial(narrow, chip=chip)
 
     def lowered(bucket: int) -> Iterator[Launch]:
         at = replace(known, bucket=bucket)
         if 0 < plan.traits.narrow_rows < bucket:
-            yield from lower_wide(at, chip, partial(narrow, chip=chip))
+            yield from lower_wide(at, chip, few)
+        elif chip.has_wgmma and bucket >= LEAST_ROWS and plan.factors.left_bytes:
+            yield from lower_packed(at, chip, few)
         else:
             for step in parts:
-                yield from narrow(at, step, chip)
+                yield from few(at, step)
         yield from _choosing(at)
 
     return {bucket: _behind_inputs(lowered(bucket)) for bucket in buckets}

@@ -117,6 +117,7 @@ PREPARE_FIELDS = (
     "out",
     "stride",
     "scales",
+    "tile_bytes",
 )
 """`other` is the weight of a norm, or up where `x` is gate."""
 _PREPARE_THREADS = 256

@@ -36,6 +36,7 @@ from corral.devices.cuda.traits import DECODE_BUCKETS
 from corral.errors import InternalError
 from corral.memory.factors import (
     LEFT_FACTORS,
+    TILE_BYTES,
     Form,
     factor_tiles,
     form_of,
@@ -49,7 +50,7 @@ from corral.tensor.tensor import Extent, Tensor
 
 Narrow = Callable[[Binding, Step], tuple[Launch, ...]]
 """Gives the launches of a step whose rows are few, or that is no product."""
-_QUANTIZING = (Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED_QUANTIZE)
+QUANTIZING = (Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED_QUANTIZE)
 _CODES = {DType.A8: Source.A8, DType.A16: Source.A16}
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _MOST_GROUP = 8
@@ -71,10 +72,10 @@ def lower_wide(at: Binding, chip: Chip, narrow: Narrow) -> tuple[Launch, ...]:
     Raises:
         InternalError: if more left factors are needed at once than there is room for.
     """
-    return tuple(_Wide(at, chip, narrow).launches())
+    return tuple(Wide(at, chip, narrow).launches())
 
 
-class _Wide:
+class Wide:
     """One lowering: which left factors exist, and who still reads them."""
 
     def __init__(self, at: Binding, chip: Chip, narrow: Narrow) -> None:
@@ -89,6 +90,7 @@ class _Wide:
         self._free = list(range(LEFT_FACTORS))
         self._places: dict[Tensor, int] = {}
         self._reading: dict[Tensor, int] = {}
+        self._tile_bytes = TILE_BYTES
 
     def launches(self) -> Iterator[Launch]:
         """Yield every launch in order."""
@@ -103,7 +105,7 @@ class _Wide:
             yield self._mixed(node, node)
         elif step.is_coded_attention:
             yield from self._coded_attention(*step.nodes)
-        elif node.op in _QUANTIZING and self._feeds_products(node):
+        elif node.op in QUANTIZING and self._feeds_products(node):
             yield self._prepared(node, node, Form.BF16)
         else:
             yield from self._narrow(self._at, step)
@@ -159,6 +161,7 @@ class _Wide:
             "out": factor.address,
             "stride": stride(x.columns, form, is_tiled=True),
             "scales": factor.scales if form is Form.F16 else 0,
+            "tile_bytes": self._tile_bytes,
         }
         kernel = prepare(source, form, at.rows(x), is_tiled=True)
         return _launch(kernel, PREPARE_FIELDS, values)
@@ -221,7 +224,8 @@ class _Wide:
 
     def _products(self, step: Step) -> Iterator[Launch]:
         forms = [form_of(node.sources[1].dtype) for node in step.nodes]
-        is_one = len(set(forms)) == 1 and (len(step.nodes) == 1 or not any(map(_bias, step.nodes)))
+        has_bias = any(map(bias_of, step.nodes))
+        is_one = len(set(forms)) == 1 and (len(step.nodes) == 1 or not has_bias)
         if is_one:
             yield from self._product(step.nodes, forms[0], step.gate)
             return
@@ -298,7 +302,7 @@ class _Wide:
             "out_stride": places[0][1],
             "out_stride_1": places[1][1],
             "out_stride_2": places[2][1],
-            "bias": at.address(_bias(node)),
+            "bias": at.address(bias_of(node)),
             "residual": at.address(residual),
             "residual_stride": residual.row_bytes if residual else 0,
             "scales": left.scales if left.form is Form.F16 else 0,
@@ -307,7 +311,7 @@ class _Wide:
         return _launch(kernel, PRODUCT_FIELDS, values)
 
 
-def _bias(node: Tensor) -> Tensor | None:
+def bias_of(node: Tensor) -> Tensor | None:
     """Return the bias of a product, if it has one."""
     rest = node.sources[3 if node.op is Op.MATMUL_ADD else 2 :]
     return rest[0] if rest else None

@@ -21,6 +21,7 @@ struct PrepareRows {
   char* out;
   int64_t stride;  // of the target: see Target
   float* scales;   // of rows, if F16
+  int64_t tile_bytes;
 };
 
 enum { kRows = 0, kNorm = 1, kGatedSilu = 2, kGatedGelu = 3, kCodes8 = 4, kCodes16 = 5 };
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     inverse = __uint_as_float((254 - biased) << 23);
     if (threadIdx.x == 0) f.scales[row] = __uint_as_float(biased << 23);
   }
-  const Target target{f.out, f.stride};
+  const Target target{f.out, f.stride, f.tile_bytes};
   for (int64_t chunk = threadIdx.x; chunk < padded; chunk += kPrepareThreads) {
     if (chunk >= chunks) {
 #pragma unroll

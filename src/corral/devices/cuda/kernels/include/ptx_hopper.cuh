@@ -5,13 +5,15 @@
 #pragma once
 #include "ptx.cuh"
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#ifdef CORRAL_EMULATION
+#include "ptx_hopper_emulation.hpp"
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define CORRAL_HAS_WGMMA 1
 #else
 #define CORRAL_HAS_WGMMA 0
 #endif
 
-#if CORRAL_HAS_WGMMA
+#if CORRAL_HAS_WGMMA && !defined(CORRAL_EMULATION)
 
 namespace corral {
 
@@ -161,6 +163,92 @@ __device__ __forceinline__ void multiply_add_rows(float (&d)[32], const uint32_t
       "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
       : CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// d += a · bᵀ for a of 64 × 16 in registers, as mma has it, and N rows of b as `factor_at` describes
+// them. A warp has 16 rows of d, a lane the elements that mma gives it, 8 columns after 8.
+#define CORRAL_PRODUCT_OF_COLUMNS(N, D, A, B, ...)                                          \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, {" A "}, " B   \
+               ", p, 1, 1, 0;\n}"                                                              \
+               : __VA_ARGS__                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+__device__ __forceinline__ void multiply_add_columns(float (&d)[8], const uint32_t (&a)[4],
+                                                     uint64_t b) {
+  CORRAL_PRODUCT_OF_COLUMNS(
+      16,
+      "%0, %1, %2, %3, %4, %5, %6, %7",
+      "%8, %9, %10, %11", "%12", CORRAL_SUMS_8(0));
+}
+
+__device__ __forceinline__ void multiply_add_columns(float (&d)[16], const uint32_t (&a)[4],
+                                                     uint64_t b) {
+  CORRAL_PRODUCT_OF_COLUMNS(
+      32,
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
+      "%16, %17, %18, %19", "%20", CORRAL_SUMS_8(0), CORRAL_SUMS_8(8));
+}
+
+__device__ __forceinline__ void multiply_add_columns(float (&d)[32], const uint32_t (&a)[4],
+                                                     uint64_t b) {
+  CORRAL_PRODUCT_OF_COLUMNS(
+      64,
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
+      "%30, %31",
+      "%32, %33, %34, %35", "%36", CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24));
+}
+
+__device__ __forceinline__ void multiply_add_columns(float (&d)[48], const uint32_t (&a)[4],
+                                                     uint64_t b) {
+  CORRAL_PRODUCT_OF_COLUMNS(
+      96,
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
+      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+      "%44, %45, %46, %47",
+      "%48, %49, %50, %51", "%52", CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24), CORRAL_SUMS_8(32), CORRAL_SUMS_8(40));
+}
+
+__device__ __forceinline__ void multiply_add_columns(float (&d)[64], const uint32_t (&a)[4],
+                                                     uint64_t b) {
+  CORRAL_PRODUCT_OF_COLUMNS(
+      128,
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, "
+      "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+      "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, "
+      "%58, %59, %60, %61, %62, %63",
+      "%64, %65, %66, %67", "%68", CORRAL_SUMS_8(0), CORRAL_SUMS_8(8), CORRAL_SUMS_8(16), CORRAL_SUMS_8(24), CORRAL_SUMS_8(32), CORRAL_SUMS_8(40), CORRAL_SUMS_8(48), CORRAL_SUMS_8(56));
+}
+
+// A constant that the compiler keeps in a register.
+__device__ __forceinline__ uint32_t in_register(uint32_t value) {
+  uint32_t kept;
+  asm volatile("mov.b32 %0, %1;" : "=r"(kept) : "r"(value));
+  return kept;
+}
+
+// Barriers of all threads of a cluster, and the shared memory of its other blocks.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The address that something in this block's shared memory has in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t address_in_block(const void* shared, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(shared)), "r"(rank));
+  return address;
+}
+
+__device__ __forceinline__ void store_in_block(uint32_t address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 }  // namespace corral

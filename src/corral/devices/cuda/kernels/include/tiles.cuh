@@ -26,12 +26,13 @@ struct Float {
 struct Target {
   char* base;
   int64_t stride;  // plain: bytes of a row; tiled: tiles of a row
+  int64_t tile_bytes = kTileBytes;  // less where all rows stand in fewer than 128
 
   template <bool Tiled>
   __device__ __forceinline__ uint4* chunk(int64_t row, int64_t chunk) const {
     if (!Tiled) return reinterpret_cast<uint4*>(base + row * stride + chunk * 16);
     const int64_t tile = (row / kTileRows) * stride + chunk / 8;
-    return reinterpret_cast<uint4*>(base + tile * kTileBytes + row % kTileRows * 128 +
+    return reinterpret_cast<uint4*>(base + tile * tile_bytes + row % kTileRows * 128 +
                                     ((chunk ^ row) & 7) * 16);
   }
 };

@@ -1,0 +1,155 @@
+"""What products of a few dozen rows launch on sm_90a: shapes → instance, grid, shared memory.
+
+Weights stay packed, rows of the batch are the tiles of a left factor (`memory/factors.py`), and so
+is a gated result. Pure arithmetic; it knows what `kernels/matmul_packed_wgmma.cu` keeps in shared
+memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from corral.devices.cuda.instance import Instance, Kernel
+from corral.devices.cuda.matmul_launch import MAX_PARTS, ROWS, WEIGHTS, Product, Result
+from corral.memory.factors import TILE_COLUMNS
+from corral.quant.packed import SPAN
+
+LEAST_ROWS = 17
+"""Of a batch: fewer rows are multiplied sooner as integers."""
+BATCHES = (32, 64, 96, 128)
+"""Rows that instances are made for."""
+_WARPGROUP_ROWS = 64
+_WARPGROUP_THREADS = 128
+_ALIGNMENT = 1024
+_SHARED_BYTES = 226 << 10
+"""Of a block: an H200 gives 227 KiB."""
+_LEAST_STAGES, _MOST_STAGES = 2, 12
+_BARRIER_BYTES = 16
+"""Of a stage: one barrier for its bytes, one for its readers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTuning:
+    """What can be chosen without changing what is computed."""
+
+    row_groups: int
+    """Warpgroups side by side, each with 64 rows of weights."""
+    depth: int
+    """Warpgroups that take turns with the chunks of columns."""
+    split: int
+    """Blocks of a cluster that do the same: 1 or 2."""
+    tiles: int
+    """Tiles of 64 columns of a stage: 2 or 4."""
+
+
+def supports(product: Product) -> bool:
+    """Whether there is a kernel for a product: whole numbers of weights, whole tiles."""
+    if product.layout not in WEIGHTS or len(product.rows) > MAX_PARTS:
+        return False
+    return not product.packed.is_float and product.columns % TILE_COLUMNS == 0
+
+
+def tile_bytes(rows: int) -> int:
+    """Return the bytes of a tile of so many rows of the batch."""
+    return 2 * TILE_COLUMNS * _batch(rows)
+
+
+def _batch(rows: int) -> int:
+    return next(size for size in BATCHES if size >= rows)
+
+
+def packed(product: Product, multiprocessors: int, tuning: PackedTuning | None = None) -> Kernel:
+    """Return the kernel of a product with at most 128 rows of the batch.
+
+    Raises:
+        ValueError: if the tuning leaves no room for two stages.
+    """
+    batch = _batch(product.batch)
+    tuning = tuning or _tuning(product, batch, multiprocessors)
+    stages = _stages(product, batch, tuning)
+    if stages < _LEAST_STAGES:
+        raise ValueError(f"{tuning} leaves no room for two stages of {product}")
+    arguments = (
+        f"corral::{WEIGHTS[product.layout]}",
+        batch,
+        tuning.row_groups,
+        tuning.depth,
+        tuning.split,
+        tuning.tiles,
+        stages,
+        product.columns,
+        f"corral::Result::{product.result.value}",
+        f"corral::Gating::{product.gating}",
+    )
+    name = f"corral::matmul_packed_wgmma<{', '.join(map(str, arguments))}>"
+    units = _units(product, tuning.row_groups)
+    return Kernel(
+        Instance("matmul_packed_wgmma", name),
+        grid=(min(units, multiprocessors // tuning.split) * tuning.split, 1, 1),
+        threads=_WARPGROUP_THREADS * (tuning.row_groups * tuning.depth + 1),
+        shared_bytes=_fixed_bytes(product, batch, tuning)
+        + stages * (_stage_bytes(product, batch, tuning) + _BARRIER_BYTES),
+    )
+
+
+def _stages(product: Product, batch: int, tuning: PackedTuning) -> int:
+    """Return how many stages there is room for, the same number for each that takes turns.
+
+    A place in shared memory always belongs to the same warpgroup, which therefore cannot take the
+    bytes of another's stage for its own.
+    """
+    room = _SHARED_BYTES - _fixed_bytes(product, batch, tuning)
+    most = min(room // (_stage_bytes(product, batch, tuning) + _BARRIER_BYTES), _MOST_STAGES)
+    turns = 1 if tuning.depth == 1 else tuning.depth * (SPAN // TILE_COLUMNS // tuning.tiles)
+    return most // turns * turns
+
+
+def _operands(product: Product) -> int:
+    return 1 if product.result is Result.PLAIN else 2
+
+
+def _units(product: Product, row_groups: int) -> int:
+    """Return how often a block's rows fit into the parts, each begun anew."""
+    parts = product.rows if product.result is Result.PLAIN else product.rows[:1]
+    return sum(-(-rows // (_WARPGROUP_ROWS * row_groups)) for rows in parts)
+
+
+def _tuning(product: Product, batch: int, multiprocessors: int) -> PackedTuning:
+    """Return the first cut of those that are good that has room for its stages."""
+    cuts = _cuts(product, batch, multiprocessors)
+    return next(cut for cut in cuts if _stages(product, batch, cut) >= _LEAST_STAGES)
+
+
+def _cuts(product: Product, batch: int, multiprocessors: int) -> Iterator[PackedTuning]:
+    """Yield cuts as measured on an H200, the best first; the last ones fit every layout."""
+    tiles = 4 if batch <= 64 else 2
+    if product.result is not Result.PLAIN:
+        yield PackedTuning(2, 1, 1, tiles)
+        yield PackedTuning(2, 1, 1, 2)
+        return
+    if _units(product, 4) >= 2 * multiprocessors:
+        yield PackedTuning(4, 1, 1, 4 if batch <= 32 else 2)
+    split = 2 if 2 * _units(product, 1) <= multiprocessors else 1
+    yield PackedTuning(1, 4 if batch <= 32 else 2, split, tiles)
+    yield PackedTuning(1, 2, split, 2)
+
+
+def _stage_bytes(product: Product, batch: int, tuning: PackedTuning) -> int:
+    blocks = 4 * tuning.row_groups * _operands(product)
+    rows = tuning.tiles * batch * 2 * TILE_COLUMNS
+    span, heads = product.packed.row_block_bytes(SPAN, ROWS), _super_bytes(product)
+    piece = heads + (span - heads) * tuning.tiles * TILE_COLUMNS // SPAN
+    return -(-(rows + blocks * piece) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _super_bytes(product: Product) -> int:
+    layout = product.packed
+    if not layout.has_spans:
+        return 0
+    return 2 * ROWS * (2 if layout.has_offset else 1)
+
+
+def _fixed_bytes(product: Product, batch: int, tuning: PackedTuning) -> int:
+    """Return the bytes of sums that meet others, and what aligning may cost."""
+    spare = tuning.depth - 1 + tuning.split - 1
+    sums = batch * _WARPGROUP_ROWS * 4 * _operands(product)
+    return tuning.row_groups * spare * sums + _ALIGNMENT
