@@ -123,7 +123,7 @@ class ServingMany(Serving):
             raise _unknown(name) from None
 
     def _only(self) -> str:
-        names = [model.name for model in self.fleet.status().models]
+        names = self.fleet.names()
         if len(names) == 1:
             return names[0]
         message = f"expected the name of one of {len(names)} models; /v1/models lists them"

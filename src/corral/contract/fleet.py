@@ -222,6 +222,10 @@ class Fleet(Protocol):
         """
         ...
 
+    def names(self) -> tuple[str, ...]:
+        """Return the own names of all models."""
+        ...
+
     def sampling(self, model: str) -> SamplingParams:
         """Return what counts for a model where a request does not say."""
         ...
