@@ -247,8 +247,19 @@ def _prompt_rows() -> list[Row]:
         Row(
             "R061", "prompt of 100 MiB", "413", posting(TEXT, text(prompt=long), 413), within_s=4.0
         ),
+        Row("R084", "prompts of 15 MB: digits, in a chat, as tokens", "400, not read", _long),
         Row("R062", "100,000 prompts", "400 by name", field("prompt", ["a"] * 100_000)),
     ]
+
+
+def _long(server: Server) -> None:
+    digits = "1" * 15_000_000
+    expect(server.post(TEXT, text(prompt=digits)), (400,))
+    expect(server.post(CHAT, chat(messages=[{"role": "user", "content": digits}])), (400,))
+    expect(server.post("/v1/embeddings", {"input": digits}), (400,))
+    expect(server.post("/completion", {"prompt": [1, digits]}), (400,))
+    expect(server.post(TOKENS, {"content": digits}), (400,))
+    expect(server.post(TEXT, b'{"prompt": [' + b"1," * 7_000_000 + b"1]}"), (400,))
 
 
 def _empty(server: Server) -> None:

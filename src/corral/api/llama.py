@@ -102,6 +102,8 @@ async def _prompts(body: LlamaBody, model: Model, limits: Limits) -> list[TextPr
     tokens: list[int] = []
     if sum(isinstance(item, str) for item in given) > limits.prompts:
         translate.wrong("prompt", f"expected at most {limits.prompts} texts")
+    texts = "".join(item for item in given if isinstance(item, str))
+    translate.tokenized_text("prompt", texts, limits.tokenized_characters)
     for item in given:
         if isinstance(item, int):
             tokens.append(item)

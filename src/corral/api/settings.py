@@ -16,7 +16,7 @@ class Limits:
     body_bytes: int = 16 << 20
     body_s: float = 60.0
     """Seconds from the first byte of a body to its last."""
-    discard_s: float = 2.0
+    discard_s: float = 5.0
     """Seconds for which a body that is too large is still read, so that its sender hears of it."""
     head_bytes: int = 16 << 10
     head_s: float = 10.0
@@ -26,6 +26,8 @@ class Limits:
     """Answers to one prompt (`n`)."""
     prompts: int = 256
     """Prompts, or texts to embed, in one request."""
+    tokenized_characters: int = 1 << 19
+    """Of a text whose tokens are asked for; that of a prompt is bound by the context."""
     sequences: int = MAX_SEQUENCES
     """Prompts × choices; no more than run and wait at once, or they are refused for ever."""
     connections: int = 512

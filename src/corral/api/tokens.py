@@ -32,7 +32,9 @@ async def tokenize(request: Request) -> Response:
     serving.require_open()
     body = await read(request, TokenizeBody, serving.settings.limits)
     model = serving.find(body.model)
-    question = TokenizeQuestion(body.content, body.add_special, body.parse_special)
+    most = serving.settings.limits.tokenized_characters
+    content = translate.tokenized_text("content", body.content, most)
+    question = TokenizeQuestion(content, body.add_special, body.parse_special)
     answer = await model.ask(question, TokensAnswer)
     if not body.with_pieces:
         return json_reply({"tokens": answer.tokens})

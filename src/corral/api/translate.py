@@ -131,6 +131,17 @@ def with_seed(params: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(params, seed=(params.seed + choice) & MAX_SEED)
 
 
+def tokenized_text(param: str, text: str, most: int) -> str:
+    """Return a text whose tokens are asked for.
+
+    Raises:
+        Refused: it is so long that they would take long, and others wait for theirs.
+    """
+    if len(text) > most:
+        wrong(param, f"expected at most {most} characters")
+    return text
+
+
 def stops(given: str | list[str] | None) -> tuple[str, ...]:
     """Return the texts that end an answer."""
     if given is None:

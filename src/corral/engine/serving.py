@@ -18,7 +18,7 @@ from threading import Condition, Thread
 from typing import Self
 
 from corral.contract.events import Event, FinishReason, error_event
-from corral.contract.messages import ChatPrompt, GenerationRequest
+from corral.contract.messages import ChatPrompt, GenerationRequest, Prompt
 from corral.contract.questions import (
     Answer,
     DescribeQuestion,
@@ -212,7 +212,7 @@ class EngineService:
         opened, request = self._opened, answering.request
         self._counts.preparing()
         try:
-            tokens = prompt_tokens(request.prompt, opened.tokenizer, lambda: opened.template)
+            tokens = self._tokens(request.prompt)
             is_chat = isinstance(request.prompt, ChatPrompt)
             source = opened.template.source if is_chat else ""
             plan = plan_reply(request, tokens, opened.tokenizer, source)
@@ -229,11 +229,16 @@ class EngineService:
         finally:
             self._counts.prepared()
 
-    def _prepare_vector(self, question: EmbedQuestion, coming: Future[Answer]) -> None:
+    def _tokens(self, prompt: Prompt) -> list[int]:
         opened = self._opened
+        return prompt_tokens(
+            prompt, opened.tokenizer, lambda: opened.template, context=opened.context
+        )
+
+    def _prepare_vector(self, question: EmbedQuestion, coming: Future[Answer]) -> None:
         self._counts.preparing()
         try:
-            tokens = prompt_tokens(question.prompt, opened.tokenizer, lambda: opened.template)
+            tokens = self._tokens(question.prompt)
         except Exception as error:
             self._inbox.put(partial(self._settle_vector, coming, error))
         else:

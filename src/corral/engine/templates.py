@@ -42,11 +42,19 @@ def chat_template(
 
 
 def prompt_tokens(
-    prompt: Prompt, tokenizer: Tokenizer, template: Callable[[], ChatTemplate]
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    template: Callable[[], ChatTemplate],
+    *,
+    context: int | None = None,
 ) -> list[int]:
     """Return the tokens of any prompt; control tokens are read in plain text, not in messages.
 
+    Args:
+        context: tokens there is room for; a text that is many times too long is then not read.
+
     Raises:
+        ContextExceeded: a text cannot fit the context, however few tokens it has.
         TemplateError: if a chat cannot be rendered; `template` may say so too.
         InvalidArgument: if a text or a variable is not what it may be.
     """
@@ -54,7 +62,7 @@ def prompt_tokens(
         case TokenPrompt(tokens):
             return list(tokens)
         case TextPrompt(text):
-            return tokenizer.encode(text, add_special=True, parse_special=True)
+            return tokenizer.encode(text, add_special=True, parse_special=True, most_tokens=context)
         case ChatPrompt():
             messages = [_message(message) for message in prompt.messages]
             return encode_chat(
@@ -63,6 +71,7 @@ def prompt_tokens(
                 messages,
                 add_generation_prompt=prompt.add_generation_prompt,
                 tools=[_tool(tool) for tool in prompt.tools] or None,
+                most_tokens=context,
                 **_variables(prompt),
             )
 

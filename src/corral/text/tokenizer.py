@@ -4,8 +4,9 @@ Ids are the same as llama.cpp's. It does not know where the metadata come from, 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
-from corral.errors import InvalidArgument
+from corral.errors import ContextExceeded, InvalidArgument
 from corral.text.bpe import Encoder, build_bpe
 from corral.text.markup import Markup
 from corral.text.special import Span, SpecialTokens
@@ -115,7 +116,12 @@ class Tokenizer:
         return bytes_of_token(self._vocabulary, self._checked(token_id))
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        most_tokens: int | None = None,
     ) -> list[int]:
         """Return the tokens of `text`.
 
@@ -123,29 +129,39 @@ class Tokenizer:
             add_special: put in front and behind what the model wants there (BOS, EOS, separator).
             parse_special: read the spelling of a control token as that token. Off, it is ordinary
                 text; user-defined tokens are found either way.
+            most_tokens: refuse a text that certainly has more, without the work of reading it.
 
         Raises:
             InvalidArgument: the text holds half of a surrogate pair, which is no character.
+            ContextExceeded: it is longer than so many tokens can be.
         """
-        return self.encode_segments([(text, parse_special)], add_special=add_special)
+        segments = [(text, parse_special)]
+        return self.encode_segments(segments, add_special=add_special, most_tokens=most_tokens)
 
     def encode_segments(
-        self, segments: Iterable[tuple[str, bool]], *, add_special: bool = True
+        self,
+        segments: Iterable[tuple[str, bool]],
+        *,
+        add_special: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
         """Return the tokens of a text given in segments of (text, parse_special).
 
         The result is that of encoding the whole text, except that no control token is found that
-        touches a segment which is not to be parsed.
+        touches a segment which is not to be parsed. For `most_tokens` see `encode`.
 
         Raises:
             InvalidArgument: the text holds half of a surrogate pair, which is no character.
+            ContextExceeded: it is longer than `most_tokens` can be.
         """
+        text, protected = _join(segments)
+        self._require_short(text, most_tokens)
         vocabulary, special = self._vocabulary, self._vocabulary.special
         ids = (
             [special.bos] if add_special and vocabulary.add_bos and special.bos is not None else []
         )
         after_special = True
-        for part in self._special_tokens.split(*_join(segments)):
+        for part in self._special_tokens.split(text, protected):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
@@ -171,6 +187,23 @@ class Tokenizer:
         hidden: frozenset[int] = self._special_ids if skip_special else frozenset()
         data = b"".join(self.token_bytes(index) for index in ids if index not in hidden)
         return data.decode("utf-8", "replace")
+
+    @cached_property
+    def _longest(self) -> int | None:
+        """Bytes that the longest token stands for; None where white space costs no tokens."""
+        if self._vocabulary.kind is VocabularyKind.WORD_PIECE:
+            return None
+        return max(len(self.token_bytes(token)) for token in range(self.vocabulary_size))
+
+    def _require_short(self, text: str, most_tokens: int | None) -> None:
+        if most_tokens is None or len(text) <= most_tokens or self._longest is None:
+            return
+        if len(text) > most_tokens * self._longest:
+            raise ContextExceeded(
+                f"the prompt has {len(text)} characters, more than the {most_tokens} tokens of the "
+                "context can hold: shorten the prompt or raise --context",
+                context=most_tokens,
+            )
 
     def _plain(self, text: str) -> list[int]:
         try:

@@ -101,6 +101,8 @@ REFUSED = [
     (text(logprobs=21), "logprobs"),
     ((LLAMA, {"prompt": [1, [2]]}), "prompt"),
     ((LLAMA, {"prompt": "x", "n_probs": 21}), "n_probs"),
+    ((LLAMA, {"prompt": [1, "x" * 300_000, "x" * 300_000]}), "prompt"),
+    (("/tokenize", {"content": "x" * 600_000}), "content"),
     (("/v1/embeddings", {"input": "x", "encoding_format": "hex"}), "encoding_format"),
 ]
 

@@ -204,6 +204,8 @@ def test_a_chat_is_rendered_with_all_it_holds(serve):
     ("prompt", "options", "code"),
     [
         ([5] * 128, {}, "context_exceeded"),
+        ("1" * 10_000_000, {}, "context_exceeded"),
+        (ChatPrompt((Message("user", "1" * 10_000_000),)), {}, "context_exceeded"),
         (ChatPrompt((Message("user", "x"),), variables="[]"), {}, "invalid_argument"),
         (ChatPrompt((Message("user", "x"),), variables='{"a"'), {}, "invalid_argument"),
         (ChatPrompt((Message("user", "x"),), variables='{"messages": 1}'), {}, "invalid_argument"),
@@ -214,7 +216,7 @@ def test_a_chat_is_rendered_with_all_it_holds(serve):
             "model",
         ),
     ],
-    ids=["long", "list", "no-json", "own-name", "surrogate", "all-banned"],
+    ids=["long", "text", "chat", "list", "no-json", "own-name", "surrogate", "all-banned"],
 )
 def test_what_is_wrong_with_a_request_is_its_own_loss(service, prompt, options, code):
     """It ends with a typed error; a neighbour's answer is what it would be alone."""
@@ -313,7 +315,7 @@ def test_a_prompt_that_is_prepared_for_ever_is_noticed(service, monkeypatch):
     """What hangs before the first step grows as old as a step that hangs."""
     go_on = threading.Event()
 
-    def wait(*_):
+    def wait(*_, **__):
         assert go_on.wait(LIMIT_S)
         return [1]
 

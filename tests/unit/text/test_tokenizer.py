@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.errors import InvalidArgument
+from corral.errors import ContextExceeded, InvalidArgument
 from corral.text.tokenizer import Tokenizer
 
 # Several minutes of nothing but text: any character that can be encoded.
@@ -58,6 +58,29 @@ def test_segments_without_markup_encode_as_the_whole(bpe, text, parse_special):
     middle = len(text) // 2
     segments = [(text[:middle], parse_special), (text[middle:], not parse_special)]
     assert bpe.encode_segments(segments) == bpe.encode(text)
+
+
+@given(texts, st.integers(1, 8))
+@settings(deadline=None)
+def test_a_text_is_refused_only_where_it_has_more_tokens(bpe, text, most):
+    """What could fit is read, and has the tokens it has without a bound."""
+    expected = bpe.encode(text * 9, add_special=False)
+    try:
+        assert bpe.encode(text * 9, add_special=False, most_tokens=most) == expected
+    except ContextExceeded as error:
+        assert len(expected) > most
+        assert error.context == most
+
+
+def test_what_cannot_fit_is_not_read(bpe):
+    """A text of any length is refused without looking at it."""
+
+    def read(text):
+        raise AssertionError("it was read")
+
+    tokenizer = Tokenizer(bpe._vocabulary, read)
+    with pytest.raises(ContextExceeded, match="1000000 characters"):
+        tokenizer.encode("1" * 1_000_000, most_tokens=256)
 
 
 def test_control_tokens_are_parsed_only_on_demand(bpe):
