@@ -13,12 +13,12 @@ from corral.api.settings import Limits
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
-_OTHERS = bytes(code for code in range(256) if code not in b'[]{}"')
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 # It matches wherever it begins and takes nothing back, so each byte is looked at once.
 _STRING = re.compile(rb'"[^"]*+"?')
 _OPEN = ord("[")
 _MOST_QUOTES = 400_000
+_MOST_VALUES = 1_000_000
 _MOST_BRACKETS = 1_000_000
 """More lists and objects are in no request; each is many times as large in memory as in JSON."""
 
@@ -47,28 +47,25 @@ def _says_json(request: Request) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-async def _bytes_of(request: Request, limits: Limits) -> bytes:
+async def _bytes_of(request: Request, limits: Limits) -> bytearray:
     length = request.headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):
         await _discard(request, limits)
         raise _too_large(limits)
-    pieces: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
             while True:
                 message = await request.receive()
                 if message["type"] != "http.request":
                     raise refused(400, "the body ended early", code="incomplete_body")
-                piece = message.get("body", b"")
-                size += len(piece)
-                if size > limits.body_bytes:
-                    pieces.clear()
+                body += message.get("body", b"")
+                if len(body) > limits.body_bytes:
+                    body.clear()
                     await _discard(request, limits)
                     raise _too_large(limits)
-                pieces.append(piece)
                 if not message.get("more_body", False):
-                    return b"".join(pieces)
+                    return body
     except TimeoutError:
         text = f"the body took longer than {limits.body_s:g} s"
         problem = Problem(408, text, code="request_timeout", headers={"Connection": "close"})
@@ -92,7 +89,7 @@ def _too_large(limits: Limits) -> Refused:
     return Refused(problem)
 
 
-def decode(body: bytes, kind: type[_T], *, depth: int) -> _T:
+def decode(body: bytes | bytearray, kind: type[_T], *, depth: int) -> _T:
     """Return a JSON body as a typed object.
 
     Raises:
@@ -102,6 +99,8 @@ def decode(body: bytes, kind: type[_T], *, depth: int) -> _T:
         raise refused(
             400, f"the JSON is malformed or nested deeper than {depth}", code="invalid_json"
         )
+    if body.count(b",") > _MOST_VALUES and _outside(body, b",") > _MOST_VALUES:
+        raise refused(400, f"the JSON has more than {_MOST_VALUES} values", code="invalid_json")
     try:
         body.decode()  # fields that are left out are not looked at below
         return msgspec.json.decode(body, type=kind)
@@ -116,7 +115,7 @@ def decode(body: bytes, kind: type[_T], *, depth: int) -> _T:
         raise refused(400, f"the body is no JSON: {told}", code="invalid_json") from None
 
 
-def is_deeper(body: bytes, depth: int) -> bool:
+def is_deeper(body: bytes | bytearray, depth: int) -> bool:
     """Whether brackets nest deeper than so many levels; unbalanced or very many count as deep."""
     if body.count(b"[") + body.count(b"{") <= depth:
         return False
@@ -130,13 +129,25 @@ def is_deeper(body: bytes, depth: int) -> bool:
     return level != 0
 
 
-def _brackets(body: bytes) -> bytes | None:
-    """Return the brackets outside of strings, of one kind; of malformed JSON at least the first.
+def _brackets(body: bytes | bytearray) -> bytes | bytearray | None:
+    """Return the brackets outside of strings, of one kind; None says that they are too many."""
+    return _marks(body.translate(_ONE_KIND), b"[]")
 
-    None says that more strings hold brackets than in any request.
+
+def _outside(body: bytes | bytearray, mark: bytes) -> int:
+    """Return how often a mark is outside of strings, or what is more than may be."""
+    found = _marks(body, mark)
+    return len(found) if found is not None else len(body)
+
+
+def _marks(body: bytes | bytearray, wanted: bytes) -> bytes | bytearray | None:
+    """Return some marks outside of strings, in order; of malformed JSON at least the first.
+
+    None says that more strings hold such marks than in any request.
     """
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     # What is no mark goes first, so that strings side by side become one, and empty ones none.
-    marks = body.translate(_ONE_KIND, _OTHERS).replace(b'""', b"")
+    others = bytes(code for code in range(256) if code not in wanted + b'"')
+    marks = body.translate(None, others).replace(b'""', b"")
     return _STRING.sub(b"", marks) if marks.count(b'"') <= _MOST_QUOTES else None

@@ -244,8 +244,13 @@ class Channel(Generic[_Incoming]):
         self._socket.close()
 
     def _send_frame(self, frame: bytes) -> None:
+        head = _LENGTH.pack(len(frame))
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+            if len(frame) <= _PIECE_BYTES:
+                self._socket.sendall(head + frame)
+            else:  # not copied: it may be as long as a body
+                self._socket.sendall(head)
+                self._socket.sendall(frame)
 
     def _receive_frame(self) -> bytes | bytearray | None:
         head = self._receive_bytes(_LENGTH.size)

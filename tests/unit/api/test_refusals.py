@@ -139,6 +139,8 @@ BROKEN = [
     b'{"messages":[{"role":"user","content":"\xff"}]}',
     b'{"messages":[{"role":"user","content":"hi"}],"nobody_knows":"\xff"}',
     b'{"messages":[],"seed":' + b"9" * 5000 + b"}",
+    b'{"messages":[],"x":[' + b"1," * 1_100_000 + b"1]}",
+    b'{"messages":[],"x":["' + b'",' * 1_100_000 + b'"]}',
     DEEP,
     DEEP + b"]" * 100_000 + b"}",
     b'{"messages":[],"chat_template_kwargs":{"x":' + b"[" * 500 + b"]" * 500 + b"}}",
@@ -244,6 +246,13 @@ def test_requests_are_logged_without_what_they_say(ask, caplog):
     (record,) = caplog.records
     assert record.getMessage().startswith("POST /v1/completions 200 in ")
     assert not any(word in caplog.text for word in ("private", "sk-"))
+
+
+def test_commas_in_texts_are_no_values(ask):
+    """A text may have as many as fit the body."""
+    body = {"messages": [{"role": "user", "content": "[," * 1_100_000}]}
+    response = ask("POST", CHAT, json=body)
+    assert response.json()["error"]["type"] == "exceed_context_size_error"
 
 
 def test_depth_is_counted_without_what_is_in_strings():
