@@ -247,7 +247,13 @@ def _prompt_rows() -> list[Row]:
         Row(
             "R061", "prompt of 100 MiB", "413", posting(TEXT, text(prompt=long), 413), within_s=4.0
         ),
-        Row("R084", "prompts of 15 MB: digits, in a chat, as tokens", "400, not read", _long),
+        Row(
+            "R084",
+            "prompts of 15 MB: digits, in a chat, as tokens",
+            "400, not read; at most 128 MiB",
+            _long,
+            most_bytes=128 << 20,
+        ),
         Row("R062", "100,000 prompts", "400 by name", field("prompt", ["a"] * 100_000)),
     ]
 

@@ -35,6 +35,7 @@ class Row:
     within_s: float = MOST_S
     """How long each reply may take."""
     replaces_worker: bool = False
+    most_bytes: int = MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def run_row(row: Row, server: Server) -> Result:
 def _tried(row: Row, server: Server) -> Result:
     began, said = time.monotonic(), ""
     try:
-        watch = Watch(server, most_bytes=MOST_BYTES)
+        watch = Watch(server, most_bytes=row.most_bytes)
         began = time.monotonic()
         row.attempt(server)
         seconds, said = time.monotonic() - began, said_by(server.replies)
