@@ -230,10 +230,8 @@ class EngineService:
             self._counts.prepared()
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        opened = self._opened
-        return prompt_tokens(
-            prompt, opened.tokenizer, lambda: opened.template, context=opened.context
-        )
+        model = self._opened
+        return prompt_tokens(prompt, model.tokenizer, lambda: model.template, context=model.context)
 
     def _prepare_vector(self, question: EmbedQuestion, coming: Future[Answer]) -> None:
         self._counts.preparing()
