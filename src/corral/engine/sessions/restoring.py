@@ -94,8 +94,9 @@ class _Reading:
         new = [place for place, link in enumerate(piece.links) if not prefixes.knows(link)]
         taken = [prefixes.take() for _ in new]
         try:
+            is_whole = len(new) == len(piece.links)
             for layer, data in enumerate(self.store.read(kept)):
-                self.blocks.write(layer, taken, data[new])
+                self.blocks.write(layer, taken, data if is_whole else data[new])
             for place, block in zip(new, taken, strict=True):
                 prefixes.keep(block, piece.links[place])
         except InvalidSession as error:

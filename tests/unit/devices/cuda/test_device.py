@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from corral.devices.packing import pack_rows
 from corral.devices.reading import Sources
 from corral.engine.holding import held_by_driver
 from corral.engine.load import hold_file
+from corral.engine.sessions.blocks import Blocks
 from corral.errors import Closed, DeviceUnavailable, OutOfMemory, StaleContext
 from corral.gguf import open_model
 from corral.memory.ledger import Ledger
@@ -256,6 +258,30 @@ def test_bytes_of_a_buffer_come_back_as_they_went(driver, device, path):
     for use in (lambda: device.put(state, 0, data), lambda: device.download(state, 0, 1)):
         with pytest.raises(Closed):
             use()
+
+
+def test_blocks_of_the_cache_go_out_and_come_in(driver, device, path):
+    """Whatever their ids, each block is copied whole in every layer, and no other is touched."""
+    model = held(path, device, Ledger(), Limits(128))
+    blocks = Blocks([SimpleNamespace(device=device, buffers=model.buffers)], model.design.kv)
+    state, chance = model.buffers.state, np.random.RandomState(1)
+    device.put(state, 0, chance.randint(0, 256, state.size_bytes).astype(np.uint8))
+    before = device.download(state, 0, state.size_bytes)
+    chosen = [3, 1, 2, 0]
+    found = [layer.copy() for layer in blocks.read(chosen)]
+    assert [layer.shape for layer in found] == [(4, size) for size in blocks.layers]
+    first = model.buffers.state_layout.offsets["kv.0"]
+    size = blocks.layers[0]
+    np.testing.assert_array_equal(found[0][1], before[first + size : first + 2 * size])
+    driver.calls.clear()
+    for number, layer in enumerate(found):
+        blocks.write(number, chosen, np.zeros_like(layer))
+    # Blocks 1 and 2 follow each other: one copy.
+    assert driver.calls.count("copy_to_device") == 3 * len(found)
+    for number, layer in enumerate(found):
+        blocks.write(number, chosen, layer)
+    np.testing.assert_array_equal(device.download(state, 0, state.size_bytes), before)
+    model.close()
 
 
 def test_any_call_of_the_driver_may_fail(driver, device, path):
