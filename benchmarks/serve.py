@@ -53,6 +53,11 @@ def count_for(clients: int) -> int:
     return min(MOST, max(FEWEST, EACH * clients))
 
 
+def seed_of(clients: int, number: int) -> int:
+    """Return what determines the requests of a round: no server may know them from another."""
+    return 1000 * clients + number
+
+
 def loaded(
     server: Server, load: Child, args: argparse.Namespace, clients: int, *, seed: int, count: int
 ) -> Reply:
@@ -87,7 +92,8 @@ def compare(servers: list[Server], load: Child, args: argparse.Namespace) -> dic
         for number in range(args.repeat):
             for server in servers[:: 1 if number % 2 == 0 else -1]:
                 count = args.requests or count_for(clients)
-                now = loaded(server, load, args, clients, seed=number, count=count)
+                seed = seed_of(clients, number)
+                now = loaded(server, load, args, clients, seed=seed, count=count)
                 rounds[server.name].append(now)
         found[str(clients)] = compared(rounds)
         show(clients, found[str(clients)])

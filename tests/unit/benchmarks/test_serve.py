@@ -142,6 +142,13 @@ def test_figures_count_every_client(benchmark):
     assert found["between_tokens_s"] == {"p50": 0.2, "p90": 0.5, "p99": 0.5, "max": 0.5}
 
 
+def test_no_round_has_the_requests_of_another(benchmark):
+    """A server would know the beginnings of prompts that it has seen, and compute them no more."""
+    asks, seed_of = benchmark("serve_requests").asks, benchmark("serve").seed_of
+    rounds = [(clients, number) for clients in (1, 4, 8, 16, 64) for number in range(5)]
+    assert len({next(asks(seed_of(*one))).prompt[:60] for one in rounds}) == len(rounds)
+
+
 def test_a_ratio_is_that_of_medians(benchmark):
     """One bad round of either side changes nothing."""
 
