@@ -72,9 +72,9 @@ def _tell_saved(worker: "Supervisor") -> None:
     if saved is None:
         note("no conversation was saved: the model's process ended before")
     elif saved.reason:
-        note(f"{saved.sessions} conversations were saved, others not: {saved.reason}")
+        note(f"conversations saved: {saved.sessions}; others were not: {saved.reason}")
     else:
-        note(f"{saved.sessions} conversations were saved ({saved.tokens:,} tokens)")
+        note(f"conversations saved: {saved.sessions} ({saved.tokens:,} tokens)")
 
 
 def _supervised(spec: "WorkerSpec", stuck_s: float | None) -> "Supervisor":
@@ -218,8 +218,8 @@ class _Watch:
     def _tell_restored(self) -> None:
         restored = self._worker.restored if self._serve.sessions is not None else None
         if restored is not None:
-            what = f"{restored.sessions} conversations ({restored.tokens:,} tokens)"
-            note(restored.reason or f"{what} are known from before")
+            what = f"{restored.sessions} ({restored.tokens:,} tokens)"
+            note(restored.reason or f"conversations known from before: {what}")
 
     def _announce(self) -> None:
         if self._serve.is_json:

@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from corral.cli.main import main
+from corral.cli.serve import _tell_saved
 from corral.cli.serve_options import is_loopback, url
 from corral.config import read_settings
+from corral.contract.sessions import SessionsSaved
 from unit.cli.small_file import write_small_file
 
 
@@ -229,3 +231,25 @@ def test_the_environments_key_is_not_shown():
     found = read_settings({"CORRAL_API_KEY": "sk-secret"})
     assert found.api_key == "sk-secret"
     assert "sk-secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        (SessionsSaved(sessions=3, tokens=4000), "conversations saved: 3 (4,000 tokens)"),
+        (
+            SessionsSaved(sessions=1, unsaved_sessions=2, reason="the disk refused it: full"),
+            "conversations saved: 1; others were not: the disk refused it: full",
+        ),
+        (None, "no conversation was saved: the model's process ended before"),
+    ],
+)
+def test_what_became_of_conversations_is_said(saved, said, capsys):
+    """No success is told where there was none."""
+
+    class Ended:
+        def drain(self):
+            return saved
+
+    _tell_saved(Ended())
+    assert capsys.readouterr().err == f"corral: {said}\n"
