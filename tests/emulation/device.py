@@ -26,6 +26,8 @@ from emulation import prepare_missing, run
 PLAIN = Chip(multiprocessors=4, has_wgmma=False, shared_bytes=0)
 """A card without shared memory for tuned products, which take g++ long to compile."""
 TUNED = Chip(multiprocessors=4, has_wgmma=False)
+HOPPER = Chip(multiprocessors=1, has_wgmma=True)
+"""One that computes with warpgroups; so small that it has no clusters."""
 
 
 class EmulatedDevice(Contextless):
@@ -33,10 +35,13 @@ class EmulatedDevice(Contextless):
 
     name = "emulated"
 
-    def __init__(self, traits=None, chip=PLAIN, *, chooses=False):
-        """Play a card; one that `chooses` gives tokens as well as logits, fed to the next step."""
+    def __init__(self, traits=None, chip=PLAIN, *, bucket=None, chooses=False):
+        """Play a card; one that `chooses` gives tokens as well as logits, fed to the next step.
+
+        Programs are lowered for `bucket` rows, if these are fewer than a plan's.
+        """
         self.traits = traits or cuda_traits(0)
-        self.chip, self.chooses = chip, chooses
+        self.chip, self.bucket, self.chooses = chip, bucket, chooses
         self._memory = HostMemory(self.name)
 
     @property
@@ -82,10 +87,10 @@ class EmulatedDevice(Contextless):
 class EmulatedProgram:
     """The launches of one plan."""
 
-    def __init__(self, plan, buffers, chip):
+    def __init__(self, plan, buffers, chip, bucket):
         self.plan, self.buffers = plan, buffers
         self.staging = Staging(plan, buffers)
-        self.launches = lower_plan(plan, buffers, plan.graph.shape_class.rows, chip)
+        self.launches = lower_plan(plan, buffers, bucket or plan.graph.shape_class.rows, chip)
         prepare_missing(launch.instance for launch in self.launches)
 
 
@@ -98,7 +103,7 @@ class EmulatedBackend:
         self.is_asynchronous = device.chooses
 
     def lower(self, plan, buffers, *, progress=None):
-        return EmulatedProgram(plan, buffers, self._device.chip)
+        return EmulatedProgram(plan, buffers, self._device.chip, self._device.bucket)
 
     def storing(self, through):
         return nullcontext(self._device.upload)

@@ -131,6 +131,7 @@ def _cuts(product: Product, batch: int, multiprocessors: int) -> Iterator[Packed
     split = 2 if 2 * _units(product, 1) <= multiprocessors else 1
     yield PackedTuning(1, 4 if batch <= 32 else 2, split, tiles)
     yield PackedTuning(1, 2, split, 2)
+    yield PackedTuning(2, 1, 1, 2)
 
 
 def _stage_bytes(product: Product, batch: int, tuning: PackedTuning) -> int:

@@ -93,19 +93,24 @@ inline void codes_of_rows(const uint8_t* group, Lane lane, Column at, RowCodes (
   }
 }
 
-// Bytes 0 and 2 of a word, or with Odd 1 and 3, as code − zero: exact, for BF16 has 8 bits.
+// What is taken off codes: the zero, or where an offset stands for it, the middle of their range, so
+// that what rounding a scale costs is halved.
+template <class W>
+constexpr int middle = W::has_offset ? 1 << (W::bits - 1) : W::zero;
+
+// Bytes 0 and 2 of a word, or with Odd 1 and 3, as code − middle: exact, for BF16 has 8 bits.
 template <class W, bool Odd>
-inline Pair without_zero(uint32_t codes, Masks with) {
+inline Pair centred(uint32_t codes, Masks with) {
   const Pair one = __float2bfloat162_rn(1.0f);
   const uint32_t bytes = Odd ? codes >> 8 : codes;
   if constexpr (W::bits == 8) {
     const Pair low = pair_of((bytes & with.nibbles) | with.high);  // 128 + low nibble
     const Pair high = pair_of((bytes >> 4 & with.nibbles) | with.high);
-    return __hfma2(__hfma2(high, one, __float2bfloat162_rn(-128.0f - W::zero / 16)),
+    return __hfma2(__hfma2(high, one, __float2bfloat162_rn(-128.0f - middle<W> / 16)),
                    __float2bfloat162_rn(16.0f), __hfma2(low, one, __float2bfloat162_rn(-128.0f)));
   } else {
     const Pair code = pair_of((bytes & (W::bits == 4 ? with.nibbles : with.bytes)) | with.high);
-    return __hfma2(code, one, __float2bfloat162_rn(-128.0f - W::zero));
+    return __hfma2(code, one, __float2bfloat162_rn(-128.0f - middle<W>));
   }
 }
 
@@ -125,19 +130,24 @@ struct Scales {
     }
   }
 
-  static uint32_t pair(float2 value, float2 by) {
-    return bits_of(__floats2bfloat162_rn(value.x * by.x, value.y * by.y));
-  }
+  static uint32_t rounded(float2 v) { return bits_of(__floats2bfloat162_rn(v.x, v.y)); }
 
   void of_tile(const uint8_t* groups, int tile, Lane lane) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const uint8_t* group = groups + (2 * tile + h) * W::group_bytes;
+      float2 value;
 #pragma unroll
       for (int part = 0; part < W::parts; part++) {
-        scale[h][part] = pair(W::scale(group, part, lane), factor);
+        value = W::scale(group, part, lane);
+        value = {value.x * factor.x, value.y * factor.y};
+        scale[h][part] = rounded(value);
       }
-      if constexpr (W::has_offset) offset[h][0] = pair(W::offset(group, lane), shift);
+      if constexpr (W::has_offset) {
+        const float2 least = W::offset(group, lane);
+        offset[h][0] = rounded({least.x * shift.x + middle<W> * value.x,
+                                least.y * shift.y + middle<W> * value.y});
+      }
     }
   }
 };
@@ -164,8 +174,8 @@ inline void weights_of(const uint8_t* group, Lane lane, Column at, Masks with,
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const uint32_t codes = half ? rows[i].high : rows[i].low;
-      const Pair even = without_zero<W, false>(codes, with);
-      const Pair odd = without_zero<W, true>(codes, with);
+      const Pair even = centred<W, false>(codes, with);
+      const Pair odd = centred<W, true>(codes, with);
       if constexpr (W::has_offset) {
         a[half][i] = bits_of(__hfma2(even, scale[i], offset[i]));
         a[half][2 + i] = bits_of(__hfma2(odd, scale[i], offset[i]));
@@ -539,7 +549,7 @@ struct Packed {
 // The blocks of a cluster share out the columns of one unit, so a cluster has no more than one.
 template <class W, int N, int RowGroups, int Depth, int Split, int Tiles, int Stages, int Columns,
           Result Kind, Gating Activation>
-__global__ void __cluster_dims__(Split, 1, 1)
+__global__ void CORRAL_CLUSTER(Split)
     __launch_bounds__(kWarpgroup * (RowGroups * Depth + 1), 1)
         matmul_packed_wgmma(const __grid_constant__ MatmulFields f) {
 #if CORRAL_HAS_WGMMA

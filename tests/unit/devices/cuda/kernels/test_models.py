@@ -13,7 +13,7 @@ from corral.models.footprint import Limits
 from corral.quant.types import DType
 from corral.sampling.sampler import Sampler
 from emulation import needs_emulator
-from emulation.device import TUNED, EmulatedDevice
+from emulation.device import HOPPER, TUNED, EmulatedDevice
 from emulation.instances import prepare_common
 from golden import nmse
 from loaded import Loaded, Recorder, prompt
@@ -31,12 +31,12 @@ def instances():
     prepare_common("matmul", "elementwise", "embed", "pack")
 
 
-def logits(path, device, layers=()):
+def logits(path, device, layers=(), limits=LIMITS):
     """Return the logits after a prompt in chunks, the last of one token, and after a short one.
 
     One token is generated of each, since a near tie may be decided otherwise by rounding.
     """
-    loaded = Loaded(path, device, LIMITS, layers=layers)
+    loaded = Loaded(path, device, limits, layers=layers)
     recorder = Recorder.on(loaded)
     sequences = [loaded.submit(prompt(length), 1, temperature=0) for length in (33, 5, 9)]
     loaded.finish(*sequences)
@@ -101,6 +101,20 @@ def test_tokens_drawn_on_the_card_are_those_of_the_host(tmp_path):
     drawn = answers(chooses=True)
     assert drawn == answers(chooses=False)
     assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_1], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_packed_products(tmp_path, family, dtype):
+    """The same with rows of 16 bits and packed weights, as batches of some dozens are computed."""
+    path = tiny.write(tmp_path / "m.gguf", family, table=tiny.tensors(family, dtype=dtype))
+    traits = cuda_traits(0)
+    limits = replace(LIMITS, chunk=2 * traits.narrow_rows)
+    with ReferenceDevice(frozenset()) as reference:
+        expected = logits(path, reference, limits=limits)
+    with EmulatedDevice(traits=traits, chip=HOPPER, bucket=48) as emulated:
+        actual = logits(path, emulated, limits=limits)
+    assert nmse(actual, expected) <= 5e-4
 
 
 @pytest.mark.parametrize("way", ["narrow", "wide"])

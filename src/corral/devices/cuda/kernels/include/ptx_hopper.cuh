@@ -13,6 +13,13 @@
 #define CORRAL_HAS_WGMMA 0
 #endif
 
+// So many blocks of a kernel make a cluster.
+#if CORRAL_HAS_WGMMA && !defined(CORRAL_EMULATION)
+#define CORRAL_CLUSTER(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define CORRAL_CLUSTER(blocks)
+#endif
+
 #if CORRAL_HAS_WGMMA && !defined(CORRAL_EMULATION)
 
 namespace corral {
