@@ -72,7 +72,6 @@ LAZY = {
     "devices/cuda/compile.py": "threads are needed only when something must be compiled",
     "devices/cuda/nvrtc.py": "as in driver_calls.py",
     "devices/cuda/toolchain.py": "as in driver_calls.py; and most processes never ask a compiler",
-    "devices/cuda/cublas.py": "as in driver_calls.py",
     "devices/registry.py": "a device is loaded when it is first asked for",
 }
 """Files that may import inside functions, and why; those of `cli` may always."""

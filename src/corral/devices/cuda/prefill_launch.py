@@ -4,8 +4,8 @@ Pure functions, importable where CUDA is not. A product of prefill is three laun
 become the right factor, the rows become the left one, and the product itself:
 
     packed weights ──dequantize──▶ tiles ─┐
-                                          ├─▶ matmul_wgmma / matmul_tiles / cuBLASLt ──▶ F32 rows
-    F32 rows ───────prepare──────▶ tiles ─┘                                           └▶ gated tiles
+                                          ├─▶ matmul_wgmma / matmul_tiles ─┬─▶ F32 rows
+    F32 rows ───────prepare──────▶ tiles ─┘                                └─▶ gated tiles
 
 What factors are, and what they take, is in `memory/factors.py`.
 """
