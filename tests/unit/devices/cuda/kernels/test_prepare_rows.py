@@ -75,6 +75,7 @@ def run(source, form, columns, is_tiled):
         "out": address(out),
         "stride": prefill_factors.stride(columns, form, is_tiled=is_tiled),
         "scales": address(scales) if form is Form.F16 else 0,
+        "tile_bytes": prefill_factors.TILE_BYTES,
     }
     words = [fields[name] for name in prefill_launch.PREPARE_FIELDS]
     emulate_kernel(kernel, words)
