@@ -105,7 +105,8 @@ def test_rows_of_zeros_and_of_the_greatest_numbers_stay_finite():
     count, out = memory.of(np.array([2], np.int64)), memory.empty(128 * 64, np.uint16)
     scales = memory.empty(2)
     kernel = prefill_launch.prepare(Source.ROWS, Form.F16, 2, is_tiled=True)
-    words = (address(x), 256, address(count), 0, 0, 64, 0, address(out), 1, address(scales))
+    rows = (address(x), 256, address(count), 0, 0, 64, 0)
+    words = (*rows, address(out), 1, address(scales), prefill_factors.TILE_BYTES)
     emulate_kernel(kernel, words)
     values = from_tiles(out, 64)[:2].view(np.float16).astype(np.float64) * scales[:, None]
     assert (values[0] == 0).all()
