@@ -1,5 +1,7 @@
 """Options of the whole suite."""
 
+import gc
+
 from hypothesis import settings
 
 settings.register_profile("corral", deadline=None)  # how long a case takes is no test's business
@@ -16,3 +18,9 @@ def pytest_addoption(parser):
         action="store_true",
         help="compile every CUDA kernel for every architecture, not for two each",
     )
+
+
+def pytest_collection_finish():
+    """Leave the tests themselves out of every later garbage collection: they are many, and stay."""
+    gc.collect()
+    gc.freeze()
