@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,7 @@ class Watched(ReferenceDevice):
 
     def __init__(self, ledger, *, kind=None, number=0, action=None):
         super().__init__()
+        self.traits = replace(self.traits, readers=1)  # pieces come in order
         self.ledger = ledger
         self.counts = {}
         self._trigger = (kind, number)
