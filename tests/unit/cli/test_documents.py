@@ -51,7 +51,7 @@ def test_the_readme_lists_every_command(capsys):
 def test_the_readme_begins_with_the_two_commands():
     """A newcomer copies two lines: one that answers and one that tests."""
     first, second, *_ = re.findall(r"^pip install .*$", DOCUMENTS[0].read_text(), re.MULTILINE)
-    assert first == 'pip install . && corral run "What is the capital of France?"'
+    assert first == 'pip install . && corral run "What do horses eat?"'
     assert second == "pip install '.[test]' && pytest"
 
 

@@ -206,6 +206,13 @@ def test_what_cannot_be_said_together_is_refused(arguments, capsys):
     assert err.startswith("corral: ")
 
 
+def test_a_folder_must_be_there_at_the_start(tmp_path, capsys):
+    """A mistyped folder is told, and not served as one without models."""
+    code, _, err = run(capsys, "serve", "--models", tmp_path / "modles")
+    assert code == 2
+    assert "modles: there is no such folder" in err
+
+
 def test_a_configuration_is_checked_before_anything_starts(tmp_path, capsys):
     """Every mistake with its line."""
     config = tmp_path / "corral.toml"
