@@ -41,7 +41,7 @@ from corral.contract.worker import WorkerState, WorkerStatus
 
 _ASKING = (chat, completions, embeddings, llama, tokens, props)
 _FOR_ONE = (*_ASKING, models, health, metrics, status, openapi)
-_FOR_MANY = (*_ASKING, fleet_models, fleet_watch, openapi)
+_FOR_MANY = (*_ASKING, fleet_models, fleet_watch, status, openapi)
 
 
 def ready() -> WorkerStatus:
@@ -80,7 +80,9 @@ def make_fleet_app(
     """
 
     def serve(app: Starlette) -> Serving:
-        return ServingMany(fleet, settings, readings=Readings(devices))
+        serving = ServingMany(fleet, settings, readings=Readings(devices))
+        app.state.status_feed = fleet_watch.FleetFeed(serving)
+        return serving
 
     return _application(settings, _FOR_MANY, serve)
 

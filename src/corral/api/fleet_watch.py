@@ -1,9 +1,9 @@
-"""How a server of many models is: /health, /metrics, /corral/fleet, events of models, the page's
-status.
+"""How a server of many models is: /health, /metrics, /corral/fleet, events of models.
+
+The page's status of all of them is made here, too; status.py serves it.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from contextlib import suppress
 
@@ -19,13 +19,14 @@ from corral.api.serving import ServingMany, many_of
 from corral.api.sse import HEADERS, PING, encode
 from corral.api.status import (
     Blocks,
+    Feed,
     Progress,
     Rates,
     RequestCounts,
     StatusReply,
-    StatusStream,
     gone,
     held_devices,
+    rates_between,
 )
 from corral.contract.fleet import FleetEvent, FleetStatus, ModelState, ModelStatus
 from corral.contract.questions import MemoryRow, ServiceStatistics
@@ -43,8 +44,6 @@ def routes() -> list[ApiRoute]:
         get("/metrics", metrics),
         get("/corral/fleet", fleet),
         get("/models/events", events),
-        get("/corral/status", status),
-        get("/corral/events", page_events),
     ]
 
 
@@ -79,17 +78,6 @@ async def events(request: Request) -> Response:
     return EventStream(many_of(request))
 
 
-async def status(request: Request) -> Response:
-    """Return the state of everything as the page shows it."""
-    return json_reply(await FleetFeed(many_of(request)).newest())
-
-
-async def page_events(request: Request) -> Response:
-    """Stream the state of everything, once a second."""
-    serving = many_of(request)
-    return StatusStream(FleetFeed(serving), serving.stopping)
-
-
 async def _statistics(serving: ServingMany, told: FleetStatus) -> dict[str, ServiceStatistics]:
     """Return what each loaded model holds; what does not answer is left out."""
     held: dict[str, ServiceStatistics] = {}
@@ -100,20 +88,21 @@ async def _statistics(serving: ServingMany, told: FleetStatus) -> dict[str, Serv
     return held
 
 
-class FleetFeed:
-    """Makes what the page shows of many models at once."""
+class FleetFeed(Feed):
+    """Tells of many models at once."""
 
     def __init__(self, serving: ServingMany) -> None:
         """Tell of a fleet."""
+        super().__init__()
         self._serving = serving
-        self._counted_s = time.monotonic()
-        self._counted: int | None = None
+        self._before: dict[str, ServiceStatistics] = {}
 
-    async def newest(self) -> StatusReply:
-        """Return the state of everything now."""
+    async def _make(self, elapsed_s: float) -> StatusReply:
         serving = self._serving
         told = await in_thread(serving, serving.fleet.status)
         held = await _statistics(serving, told)
+        rates = [rates_between(self._before.get(name), held[name], elapsed_s) for name in held]
+        self._before = held
         devices = await serving.readings.newest()
         loading = next((one for one in told.models if one.state is ModelState.LOADING), None)
         names = {device.memory: device.name for device in told.devices}
@@ -131,19 +120,14 @@ class FleetFeed:
                 waiting=told.waiting + sum(one.waiting_requests for one in held.values()),
                 finished=sum(one.finished_requests for one in held.values()),
             ),
-            tokens_per_s=self._rates(held),
+            tokens_per_s=Rates(
+                prompt=sum(one.prompt for one in rates),
+                generation=sum(one.generation for one in rates),
+            ),
             kv=_blocks(held),
             slots=tuple(slot for one in held.values() for slot in one.slots),
             models=tuple(one for one in told.models if one.generation or one.is_pinned),
         )
-
-    def _rates(self, held: dict[str, ServiceStatistics]) -> Rates:
-        now, count = time.monotonic(), sum(one.generated_tokens for one in held.values())
-        before, since = self._counted, self._counted_s
-        self._counted, self._counted_s = count, now
-        if before is None or now <= since:
-            return Rates()
-        return Rates(generation=max(0, count - before) / (now - since))
 
 
 def _rows(model: ModelStatus, names: dict[str, str]) -> list[MemoryRow]:

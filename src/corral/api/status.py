@@ -2,8 +2,8 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -89,37 +89,28 @@ def routes() -> list[ApiRoute]:
 
 async def status(request: Request) -> Response:
     """Return the state of everything: devices, requests, speed, blocks."""
-    return json_reply(await _feed_of(request).newest())
+    return json_reply(await feed_of(request).newest())
 
 
 async def events(request: Request) -> Response:
     """Stream the state of everything, once a second."""
-    return StatusStream(_feed_of(request), serving_of(request).stopping)
+    return StatusStream(feed_of(request), serving_of(request).stopping)
 
 
-def _feed_of(request: Request) -> "StatusFeed":
-    feed: StatusFeed = request.app.state.status_feed
+def feed_of(request: Request) -> "Feed":
+    """Return what makes the statuses of a request's application."""
+    feed: Feed = request.app.state.status_feed
     return feed
 
 
-class Feed(Protocol):
-    """Makes statuses."""
-
-    async def newest(self) -> StatusReply:
-        """Return the state of everything now, or not long ago."""
-        ...
-
-
-class StatusFeed:
+class Feed(ABC):
     """Makes one status a second, however many look."""
 
-    def __init__(self, serving: ServingOne) -> None:
-        """Tell of a service."""
-        self._serving = serving
+    def __init__(self) -> None:
+        """Begin without one."""
         self._lock = asyncio.Lock()
         self._made_at = float("-inf")
         self._newest: StatusReply | None = None
-        self._before: ServiceStatistics | None = None
 
     async def newest(self) -> StatusReply:
         """Return the status as it was at most a second ago."""
@@ -129,6 +120,20 @@ class StatusFeed:
                 self._newest = await self._make(now - self._made_at)
                 self._made_at = now
             return self._newest
+
+    @abstractmethod
+    async def _make(self, elapsed_s: float) -> StatusReply:
+        """Return the state of everything now, so long after the one before."""
+
+
+class StatusFeed(Feed):
+    """Tells of one model."""
+
+    def __init__(self, serving: ServingOne) -> None:
+        """Tell of a service."""
+        super().__init__()
+        self._serving = serving
+        self._before: ServiceStatistics | None = None
 
     async def _make(self, elapsed_s: float) -> StatusReply:
         serving = self._serving

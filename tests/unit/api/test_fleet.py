@@ -3,14 +3,18 @@
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from corral.api import fleet_watch
 from corral.api.app import make_fleet_app
 from corral.api.settings import ApiSettings
-from corral.contract.fleet import ModelState
+from corral.api.status import Rates
+from corral.contract.fleet import FleetStatus, ModelState
+from corral.contract.questions import ServiceStatistics, SlotState
 from corral.errors import WorkerLost
 from played_router import Played
 from scripted_fleet import entry
@@ -250,6 +254,45 @@ def test_a_worker_that_dies_is_told_as_such(fleet):
     assert "retry-after" in response.headers
     played.children[0].end(WorkerLost("killed"))
     assert ask.post("/v1/completions", model="a", prompt="echo x").status_code == 200
+
+
+def test_the_page_counts_what_still_runs_and_looks_once_for_all(monkeypatch):
+    """Rates of all models are added up; whoever looks a moment later gets the same."""
+    writing = SlotState("s", 30, 10, 36, 7)
+    looks = [
+        {"a": ServiceStatistics(steps=1), "b": ServiceStatistics(generated_tokens=5, steps=9)},
+        {
+            "a": ServiceStatistics(steps=9, slots=(writing,)),
+            "b": ServiceStatistics(generated_tokens=8, steps=12),
+        },
+    ]
+
+    async def statistics(_serving, _told):
+        return looks.pop(0)
+
+    async def told(_serving, _call):
+        return FleetStatus(models=())
+
+    async def newest():
+        return ()
+
+    monkeypatch.setattr(fleet_watch, "_statistics", statistics)
+    monkeypatch.setattr(fleet_watch, "in_thread", told)
+    fleet = SimpleNamespace(status=None)
+    feed = fleet_watch.FleetFeed(
+        SimpleNamespace(fleet=fleet, readings=SimpleNamespace(newest=newest))
+    )
+
+    async def look():
+        first = await feed.newest()
+        assert await feed.newest() is first
+        feed._made_at -= 2.0
+        return first, await feed.newest()
+
+    first, second = asyncio.run(look())
+    assert first.tokens_per_s == Rates()
+    assert second.tokens_per_s.generation == pytest.approx((7 + 3) / 2, rel=0.2)
+    assert second.tokens_per_s.prompt == pytest.approx(20 / 2, rel=0.2)
 
 
 def test_the_page_shows_all_that_is_loaded(fleet):
