@@ -22,7 +22,7 @@ from corral.cli.serve_options import ServeOptions, is_loopback, url, warn_if_ope
 from corral.config import settings
 from corral.contract.fleet import FleetEvent, ModelState
 from corral.contract.sampling import SamplingParams
-from corral.errors import CorralError, ResourceError, UsageError
+from corral.errors import CorralError, ResourceError
 from corral.paths import CacheTree
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def serve_many(serve: ServeOptions) -> int:
     from corral.cli.serve import read_devices
     from corral.router.orphans import Records
 
-    _require_folders(serve.models)
     api = _api_settings(serve)
     warn_if_open(serve)
     records = Records(CacheTree(settings().cache).workers())
@@ -62,13 +61,6 @@ def serve_many(serve: ServeOptions) -> int:
         address = url(serve.host, bound.getsockname()[1])
         server.run_on(bound, on_started=lambda: _announce(serve, router, address))
     return 0
-
-
-def _require_folders(folders: tuple[str, ...]) -> None:
-    """Refuse a folder that is not there, which is a slip at the start; later it may vanish."""
-    for folder in folders:
-        if not Path(folder).expanduser().is_dir():
-            raise UsageError(f"--models {folder}: there is no such folder of GGUF files")
 
 
 def _catalog(serve: ServeOptions) -> "Catalog":

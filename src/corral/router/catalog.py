@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
-from corral.errors import Closed, CorralError, ModelNotFound
+from corral.errors import Closed, CorralError, InvalidArgument, ModelNotFound
 from corral.log import logger
 from corral.router.config import RouterConfig
 from corral.router.entry import ModelEntry, Preset, Unusable
@@ -121,7 +121,8 @@ class Catalog:
         """Read the configuration and look into the folders again; return what changed.
 
         Raises:
-            InvalidArgument: with what is wrong in the configuration; nothing has changed then.
+            InvalidArgument: with what is wrong in the configuration, or which of its folders is not
+                there, such as that of a disk that went; nothing has changed then.
         """
         config = self._read_config()
         listed = self._list(config)
@@ -162,6 +163,7 @@ class Catalog:
 
     def _list(self, config: RouterConfig) -> dict[str, Listed]:
         folders = [*config.server.models]
+        _require(folders)
         if config.server.cache and self._cache_folder is not None:
             folders.append(str(self._cache_folder))
         found = {model.name: model for model in scan(folders)}
@@ -242,6 +244,15 @@ class Catalog:
     def _save(self) -> None:
         with self._changed:
             self._index.save()
+
+
+def _require(folders: Iterable[str]) -> None:
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise InvalidArgument(
+                f"{folder}: there is no such folder of models",
+                field="server.models",
+            )
 
 
 def _changes(old: Mapping[str, Listed], new: Mapping[str, Listed]) -> Iterable[str]:

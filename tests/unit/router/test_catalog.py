@@ -203,6 +203,19 @@ def test_a_wrong_configuration_changes_nothing(folder):
         assert names(catalog) == ["a", "b", "c"]
 
 
+def test_a_folder_that_went_changes_nothing(folder):
+    """A disk that is not there for a moment takes no model along; nor is a slip served."""
+    with Catalog(
+        lambda: config(folder), Script(), HeaderIndex(folder.parent / "headers.json")
+    ) as catalog:
+        folder.rename(folder.parent / "elsewhere")
+        with pytest.raises(InvalidArgument, match="no such folder of models"):
+            catalog.reload()
+        assert names(catalog) == ["a", "b", "c"]
+    with pytest.raises(InvalidArgument, match="no such folder of models"):
+        Catalog(lambda: config(folder), Script(), HeaderIndex(folder.parent / "headers.json"))
+
+
 def test_closing_ends_whoever_waits(folder):
     """The header that is being read is kept."""
     script = Script(is_open=False)
