@@ -8,6 +8,7 @@ the narrow way. So does attention: every row is of a sequence of its own.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from corral.devices.cuda import packed_launch
@@ -92,15 +93,10 @@ class _Packed(Wide):
 
     def _gated(self, nodes: tuple[Tensor, ...], left: LeftFactor, gate: Tensor) -> Launch:
         assert isinstance(gate.attributes, Gate)
-        plain = self._plain(nodes)
-        product = Product(
-            plain.layout,
-            plain.rows,
-            plain.columns,
-            plain.batch,
-            0,
-            Result.GATED_CODES,
-            gate.attributes.activation.name.lower(),
+        product = replace(
+            self._plain(nodes),
+            result=Result.GATED_CODES,
+            gating=gate.attributes.activation.name.lower(),
         )
         out = self._new_left(gate, Form.BF16, gate.columns)
         return self._launched(product, nodes, left, {"out0": out.address})

@@ -5,8 +5,9 @@ is a gated result. Pure arithmetic; it knows what `kernels/matmul_packed_wgmma.c
 memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from corral.devices.cuda.instance import Instance, Kernel
 from corral.devices.cuda.matmul_launch import MAX_PARTS, ROWS, WEIGHTS, Product, Result
@@ -57,17 +58,16 @@ def _batch(rows: int) -> int:
     return next(size for size in BATCHES if size >= rows)
 
 
+@lru_cache(maxsize=1024)  # every layer asks for the same few
 def packed(product: Product, multiprocessors: int, tuning: PackedTuning | None = None) -> Kernel:
     """Return the kernel of a product with at most 128 rows of the batch.
 
     Raises:
-        ValueError: if the tuning leaves no room for two stages.
+        ValueError: if no cut, or that of the tuning, leaves room for two stages.
     """
     batch = _batch(product.batch)
-    tuning = tuning or _tuning(product, batch, multiprocessors)
-    stages = _stages(product, batch, tuning)
-    if stages < _LEAST_STAGES:
-        raise ValueError(f"{tuning} leaves no room for two stages of {product}")
+    cuts = (tuning,) if tuning else _cuts(product, batch, multiprocessors)
+    tuning, stages = _first_with_room(product, batch, cuts)
     arguments = (
         f"corral::{WEIGHTS[product.layout]}",
         batch,
@@ -113,10 +113,15 @@ def _units(product: Product, row_groups: int) -> int:
     return sum(-(-rows // (_WARPGROUP_ROWS * row_groups)) for rows in parts)
 
 
-def _tuning(product: Product, batch: int, multiprocessors: int) -> PackedTuning:
-    """Return the first cut of those that are good that has room for its stages."""
-    cuts = _cuts(product, batch, multiprocessors)
-    return next(cut for cut in cuts if _stages(product, batch, cut) >= _LEAST_STAGES)
+def _first_with_room(
+    product: Product, batch: int, cuts: Iterable[PackedTuning]
+) -> tuple[PackedTuning, int]:
+    """Return the first cut that has room for its stages, and how many these are."""
+    for cut in cuts:
+        stages = _stages(product, batch, cut)
+        if stages >= _LEAST_STAGES:
+            return cut, stages
+    raise ValueError(f"no cut leaves room for two stages of {product}")
 
 
 def _cuts(product: Product, batch: int, multiprocessors: int) -> Iterator[PackedTuning]:

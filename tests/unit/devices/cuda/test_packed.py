@@ -50,7 +50,7 @@ def test_there_is_a_cut_for_every_layout(layout, batch, shape):
 def test_a_cut_without_room_is_refused():
     """Sums of 128 rows in four depths leave nothing for stages."""
     product = Product("int8_half", (4096,), 4096, 128, 0)
-    with pytest.raises(ValueError, match="no room for two stages"):
+    with pytest.raises(ValueError, match="no cut leaves room for two stages"):
         packed(product, 132, PackedTuning(1, 4, 2, 4))
 
 
