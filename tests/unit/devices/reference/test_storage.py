@@ -15,7 +15,7 @@ from corral.quant.types import DType
 
 NOTHING = 4e-37
 """A group whose largest value is smaller may be kept as zeros."""
-LEAST_A16 = 1e-34
+LEAST_A16 = 32512.5 / np.finfo(np.float32).max
 """The same for 16 bits, whose steps are smaller: the inverse of one must not be infinite."""
 FLOATS = hnp.arrays(np.float32, (3, 64), elements=st.floats(-1e4, 1e4, width=32))
 KV_TYPES = (DType.F32, DType.F16, DType.BF16, DType.Q8_0)
