@@ -5,7 +5,7 @@ import pytest
 import tiny
 from running import serving
 
-CONTEXT = 8192
+CONTEXT = 32_768
 """Long enough that no answer ends while a test looks."""
 
 
@@ -68,7 +68,7 @@ def test_stopping(server, showing):
 
 def endless(route):
     """Pass a request on, as one for an answer that goes on until the context is full."""
-    body = route.request.post_data_json | {"ignore_eos": True, "max_tokens": CONTEXT // 2}
+    body = route.request.post_data_json | {"ignore_eos": True, "max_tokens": CONTEXT - 1024}
     route.continue_(post_data=body)
 
 
