@@ -8,6 +8,7 @@
     │   └── ModelNotFound          no such file, cached name or repository
     ├── ModelError                 the file is at fault
     │   ├── InvalidModelFile       not GGUF, truncated, or it contradicts itself
+    │   ├── InvalidAdapter         no LoRA adapter, or one of another model
     │   ├── UnsupportedModel       a legal file with something corral does not run
     │   ├── TokenizerError         the vocabulary cannot be used
     │   └── TemplateError          the chat template is broken or exceeds its limits
@@ -103,6 +104,12 @@ class InvalidModelFile(ModelError):
     """The file is not GGUF, is truncated, or contradicts itself."""
 
     code = "invalid_model_file"
+
+
+class InvalidAdapter(ModelError):
+    """The file is no LoRA adapter, contradicts itself, or does not belong to the model."""
+
+    code = "invalid_adapter"
 
 
 class UnsupportedModel(ModelError):

@@ -22,7 +22,7 @@ HOMES = {
     "uvicorn": ("api/",),
     "h11": ("api/",),
     "prometheus_client": ("api/",),
-    "numpy": ("quant/", "devices/", "sampling/", "engine/", "cli/perplexity.py"),
+    "numpy": ("quant/", "devices/", "sampling/", "engine/", "lora/", "cli/perplexity.py"),
     "_typeshed": ("",),
 }
 """Where each may be imported, by path below the package."""
@@ -38,7 +38,7 @@ NO_NUMPY = (
         "engine/sequence.py",
     ),
     *("devices/probe.py", "devices/probe_child.py", "devices/bounded_process.py"),
-    "devices/context_cost.py",
+    *("devices/context_cost.py", "lora/adapter.py"),
 )
 """Deciders and descriptions, which know integers only."""
 

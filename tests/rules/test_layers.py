@@ -3,9 +3,8 @@
 8  cli, corral itself → all
 7  worker | router | api
 6  engine
-5  lora
 4  models | devices          (they meet in the engine only)
-3  memory | sampling
+3  memory | sampling | lora
 2  gguf | tensor | kv | hub
 1  quant | contract | text
 0  errors, log, config, paths, interrupts
@@ -42,7 +41,7 @@ MAY_IMPORT = {
     "sampling": GROUND | {"contract", "tensor"},
     "models": GROUND | {"gguf", "tensor", "memory", "kv", "quant"},
     "devices": GROUND | {"tensor", "memory", "quant", "kv"},
-    "lora": GROUND | {"gguf", "tensor", "models"},
+    "lora": GROUND | {"gguf", "quant"},
     "engine": GROUND | _BELOW_ENGINE,
     "worker": GROUND | {"engine", "contract"},
     "router": GROUND

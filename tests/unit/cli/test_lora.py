@@ -1,0 +1,64 @@
+"""`corral lora`: adapters for people and for programs."""
+
+import json
+
+import pytest
+
+import adapters
+import tiny
+from corral.cli.main import main
+from unit.cli.conftest import Outcome
+
+
+@pytest.fixture
+def corral(capsys):
+    """Return a function that runs a command in this process."""
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Return the path of an adapter."""
+    return adapters.write(tmp_path / "small.gguf", rank=4, alpha=8.0)
+
+
+def test_inspect_shows_what_an_adapter_changes(corral, adapter):
+    """Rank, scale and matrices are told in words."""
+    done = corral("lora", "inspect", adapter)
+    assert (done.code, done.err) == (0, "")
+    rows = dict(line.split(None, 1) for line in done.out.splitlines() if " " in line)
+    assert rows["rank"] == "4"
+    assert rows["scale"] == "2"
+    assert rows["changes"] == f"14 matrices: {', '.join(sorted(adapters.LAYER))}"
+
+
+def test_inspect_speaks_json(corral, adapter):
+    """The same for programs."""
+    found = json.loads(corral("lora", "inspect", adapter, "--json").out)
+    assert (found["ranks"], found["alpha"], found["matrices"]) == ([4], 8.0, 14)
+    assert found["file_bytes"] == adapter.stat().st_size
+
+
+def test_inspect_checks_the_base(corral, adapter, tmp_path):
+    """--base says whether the adapter fits a model."""
+    base = tiny.write(tmp_path / "base.gguf")
+    assert corral("lora", "inspect", adapter, "--base", base).code == 0
+    other = tiny.write(tmp_path / "other.gguf", "qwen2", table=tiny.tensors("qwen2"))
+    refused = corral("lora", "inspect", adapter, "--base", other)
+    assert refused.code == 1
+    assert refused.out == ""
+    assert "is for llama, other.gguf is qwen2" in refused.err
+
+
+def test_refuses_what_it_does_not_know(corral, adapter):
+    """A word that is no subcommand is a usage error; no word at all shows the words there are."""
+    assert corral("lora", "frobnicate", adapter).code == 2
+    assert "it has inspect" in corral("lora", "frobnicate").err
+    assert "inspect" in corral("lora").out
+    assert corral("lora", "inspect", "nowhere.gguf").code == 2
