@@ -35,9 +35,9 @@ def lower_packed(at: Binding, chip: Chip, narrow: Narrow) -> tuple[Launch, ...]:
 class _Packed(Wide):
     """One lowering: which rows are left factors, and who still reads them."""
 
-    def __init__(self, at: Binding, chip: Chip, narrow: Narrow) -> None:
-        super().__init__(at, chip, narrow)
-        self._tile_bytes = packed_launch.tile_bytes(at.bucket)
+    def _tile_bytes(self, rows: Tensor) -> int:
+        """Return what the products of these rows expect: outputs can be fewer than the batch."""
+        return packed_launch.tile_bytes(self._at.rows(rows))
 
     def _step(self, step: Step) -> Iterator[Launch]:
         node = step.nodes[-1]

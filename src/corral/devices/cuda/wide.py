@@ -90,7 +90,6 @@ class Wide:
         self._free = list(range(LEFT_FACTORS))
         self._places: dict[Tensor, int] = {}
         self._reading: dict[Tensor, int] = {}
-        self._tile_bytes = TILE_BYTES
 
     def launches(self) -> Iterator[Launch]:
         """Yield every launch in order."""
@@ -136,6 +135,10 @@ class Wide:
         if self._reading[node] == 0:
             self._free.append(self._places[node])
 
+    def _tile_bytes(self, rows: Tensor) -> int:
+        """Return the bytes of a tile of a left factor, which are the same for all rows here."""
+        return TILE_BYTES
+
     def _prepared(self, node: Tensor, rows: Tensor, form: Form) -> Launch:
         """Return the launch that makes rows the left factor that `node` stands for.
 
@@ -161,7 +164,7 @@ class Wide:
             "out": factor.address,
             "stride": stride(x.columns, form, is_tiled=True),
             "scales": factor.scales if form is Form.F16 else 0,
-            "tile_bytes": self._tile_bytes,
+            "tile_bytes": self._tile_bytes(x),
         }
         kernel = prepare(source, form, at.rows(x), is_tiled=True)
         return _launch(kernel, PREPARE_FIELDS, values)

@@ -12,11 +12,15 @@ from corral.devices.reference.device import ReferenceDevice
 from corral.models.footprint import Limits
 from corral.quant.types import DType
 from corral.sampling.sampler import Sampler
+from corral.tensor.graph import ShapeClass
+from corral.tensor.rewrite import fuse
 from emulation import needs_emulator
 from emulation.device import HOPPER, TUNED, EmulatedDevice
 from emulation.instances import prepare_common
+from evaluation import Evaluation, random_weights
 from golden import nmse
 from loaded import Loaded, Recorder, prompt
+from transformers import batch, transformer
 
 pytestmark = needs_emulator
 
@@ -114,6 +118,20 @@ def test_packed_products(tmp_path, family, dtype):
         expected = logits(path, reference, limits=limits)
     with EmulatedDevice(traits=traits, chip=HOPPER, bucket=48) as emulated:
         actual = logits(path, emulated, limits=limits)
+    assert nmse(actual, expected) <= 5e-4
+
+
+def test_outputs_may_be_fewer_than_rows():
+    """A prompt of some dozens of rows has one output; several tiles of it are read as written."""
+    shape = ShapeClass(rows=256, outputs=8, sequences=2, blocks=4)
+    graph = transformer(shape, width=128, heads=2, kv_heads=1, ffn=128, dtype=DType.Q8_0)
+    weights, inputs = random_weights(graph), batch((25, 30), blocks=4)
+    with ReferenceDevice() as reference, Evaluation(reference, graph, weights) as evaluation:
+        (expected,) = evaluation.run(**inputs)
+    with EmulatedDevice(chip=HOPPER, bucket=64) as emulated:
+        fused = fuse(graph, emulated.traits.fused)
+        with Evaluation(emulated, fused, weights) as evaluation:
+            (actual,) = evaluation.run(**inputs)
     assert nmse(actual, expected) <= 5e-4
 
 
