@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from corral.errors import InvalidArgument
+
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]
 Floats = npt.NDArray[np.float32]
@@ -49,6 +51,17 @@ def half(data: Bytes) -> Floats:
 
 
 def half_bytes(values: Floats) -> Bytes:
-    """Encode an F16 a block: (n,) → (n, 2) bytes; beyond its range it saturates."""
-    limit = np.float32(65504)
-    return values.clip(-limit, limit).astype("<f2")[:, None].view(np.uint8)
+    """Encode an F16 a block: (n,) → (n, 2) bytes.
+
+    Raises:
+        InvalidArgument: if a value is beyond the range of F16.
+    """
+    with np.errstate(over="ignore"):
+        halves = values.astype("<f2")
+    if not np.isfinite(halves).all():
+        worst = np.abs(values).max()
+        raise InvalidArgument(
+            f"{worst:.3g} came where an F16 must hold it, which reaches 65504; "
+            "the values are too large for this type"
+        )
+    return halves[:, None].view(np.uint8)

@@ -12,6 +12,11 @@ value = (scale × part's scale) × (code − zero) − (minimum × part's minimu
 import numpy as np
 
 from corral.quant.blocks import Blocks, Bytes, Floats, half, half_bytes, planes
+from corral.quant.search import LEAST_MAGNITUDE, Candidates, fit_ranges, fit_scales, nearest
+
+_Q4_CANDIDATES = Candidates(most=15, first=-1.0, step=0.1, steps=20)
+_Q5_CANDIDATES = Candidates(most=31, first=-0.5, step=0.1, steps=15)
+_EACH_BIT = np.arange(8, dtype=np.uint8)[:, None]
 
 
 def split_q2_k(data: Bytes) -> Blocks:
@@ -59,40 +64,32 @@ def split_q6_k(data: Bytes) -> Blocks:
 
 
 def quantize_q4_k(values: Floats) -> Bytes:
-    """Round to Q4_K over each part's range: (n, 256) → (n, 144).
+    """Round to Q4_K as ggml does: (n, 256) → (n, 144)."""
+    return _quantize_with_minima(values, _Q4_CANDIDATES)
 
-    Plain rounding, without the search for better scales that ggml's quantizer makes.
-    """
-    parts = values.reshape(-1, 8, 32)
-    minima = np.maximum(-parts.min(axis=2), np.float32(0))  # (n, 8)
-    scales = (parts.max(axis=2) + minima).clip(0) / np.float32(15)
-    scale, sub_scales = _share(scales, 63)
-    minimum, sub_minima = _share(minima, 63)
-    step = _stored(scale)[:, None] * sub_scales
-    base = _stored(minimum)[:, None] * sub_minima
-    exact = _divide(parts + base[..., None], step[..., None])
-    codes = np.rint(exact).clip(0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
-    nibbles = (codes[:, :, 0] | codes[:, :, 1] << np.uint8(4)).reshape(-1, 128)
-    packed = _pack_scales(sub_scales.astype(np.uint8), sub_minima.astype(np.uint8))
-    return np.concatenate([half_bytes(scale), half_bytes(minimum), packed, nibbles], axis=1)
+
+def quantize_q5_k(values: Floats) -> Bytes:
+    """Round to Q5_K as ggml does: (n, 256) → (n, 176)."""
+    return _quantize_with_minima(values, _Q5_CANDIDATES)
 
 
 def quantize_q6_k(values: Floats) -> Bytes:
-    """Round to Q6_K, symmetric in each part: (n, 256) → (n, 210).
-
-    Plain rounding, without the search for better scales that ggml's quantizer makes.
-    """
-    parts = values.reshape(-1, 16, 16)
-    scale, sub_scales = _share(np.abs(parts).max(axis=2) / np.float32(31), 127)
-    step = _stored(scale)[:, None] * sub_scales
-    exact = _divide(parts, step[..., None])
-    codes = (np.rint(exact).clip(-32, 31) + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
-    low = codes[:, :, :2] & np.uint8(15) | (codes[:, :, 2:] & np.uint8(15)) << np.uint8(4)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-    high = np.bitwise_or.reduce(codes >> np.uint8(4) << shifts, axis=2)
-    signed = sub_scales.astype(np.int8).view(np.uint8)
-    flat = [low.reshape(-1, 128), high.reshape(-1, 64), signed, half_bytes(scale)]
-    return np.concatenate(flat, axis=1)
+    """Round to Q6_K as ggml does: (n, 256) → (n, 210)."""
+    columns = _columns(values, 16)
+    fit = fit_scales(columns, 32)
+    scales = fit.scale.reshape(-1, 16)
+    at = np.abs(scales).argmax(axis=1)[:, None]
+    widest = np.take_along_axis(scales, at, axis=1)
+    is_zero = np.abs(widest) < LEAST_MAGNITUDE
+    none = np.float32(0)
+    inverse = np.where(is_zero, none, np.float32(-128) / widest)
+    scale = np.where(is_zero, none, np.float32(1) / inverse)[:, 0]
+    sub_scales = np.minimum(nearest(inverse * scales), 127).astype(np.int8)
+    step = (_stored(scale)[:, None] * sub_scales).reshape(-1)
+    codes = _rounded(columns, step, (-32, 31)) + np.float32(32)
+    codes = np.where(step == 0, fit.codes, codes).T.reshape(-1, 256)
+    packed = _pack_six_bits(np.where(is_zero, none, codes).astype(np.uint8))
+    return np.concatenate([*packed, sub_scales.view(np.uint8), half_bytes(scale)], axis=1)
 
 
 def _with_minima(data: Bytes, codes: Bytes) -> Blocks:
@@ -114,6 +111,53 @@ def _with_minima(data: Bytes, codes: Bytes) -> Blocks:
     )
 
 
+def _quantize_with_minima(values: Floats, candidates: Candidates) -> Bytes:
+    """Round to Q4_K or Q5_K: a value weighs as much as it and its part are large."""
+    columns = _columns(values, 32)
+    mean = np.sqrt(np.add.reduce(columns * columns, axis=0) / np.float32(32))
+    fit = fit_ranges(columns, mean + np.abs(columns), candidates)
+    scale, sub_scales = _share(fit.scale.reshape(-1, 8))
+    minimum, sub_minima = _share(fit.minimum.reshape(-1, 8))
+    step = (_stored(scale)[:, None] * sub_scales).reshape(-1)
+    base = (_stored(minimum)[:, None] * sub_minima).reshape(-1)
+    rounded = _rounded(columns + base, step, (0, candidates.most))
+    codes = np.where(step == 0, fit.codes, rounded).T.reshape(-1, 8, 32).astype(np.uint8)
+    low = codes & np.uint8(15)
+    nibbles = (low[:, ::2] | low[:, 1::2] << np.uint8(4)).reshape(-1, 128)
+    parts = [half_bytes(scale), half_bytes(minimum), _pack_scales(sub_scales, sub_minima)]
+    if candidates.most > 15:
+        parts.append(np.bitwise_or.reduce(codes >> np.uint8(4) << _EACH_BIT, axis=1))
+    return np.concatenate([*parts, nibbles], axis=1)
+
+
+def _columns(values: Floats, count: int) -> Floats:
+    """Return the parts of blocks as the searches take them: (count, parts)."""
+    return np.ascontiguousarray(values.reshape(-1, count).T)
+
+
+def _share(scales: Floats) -> tuple[Floats, Bytes]:
+    """Split (n, parts) into one scale a block and whole numbers up to 63."""
+    most = np.float32(63)
+    greatest = np.maximum(scales.max(axis=1), np.float32(0))
+    inverse = np.where(greatest > 0, most / greatest, np.float32(0))
+    whole = nearest(inverse[:, None] * scales).astype(np.uint8)
+    return greatest / most, np.minimum(whole, np.uint8(63))
+
+
+def _rounded(values: Floats, step: Floats, between: tuple[int, int]) -> Floats:
+    """Return the nearest multiples of each part's step, in steps."""
+    return nearest(values / step).clip(*between).astype(np.float32)
+
+
+def _pack_six_bits(codes: Bytes) -> tuple[Bytes, Bytes]:
+    """Pack (n, 256) as Q6_K has them: the low halves (n, 128) and the tops (n, 64)."""
+    runs = codes.reshape(-1, 2, 4, 32)
+    low = runs & np.uint8(15)
+    low = low[:, :, :2] | low[:, :, 2:] << np.uint8(4)
+    high = np.bitwise_or.reduce(runs >> np.uint8(4) << _EACH_BIT[:4] * 2, axis=2)
+    return low.reshape(-1, 128), high.reshape(-1, 64)
+
+
 def _pack_scales(scales: Bytes, minima: Bytes) -> Bytes:
     """Pack (n, 8) and (n, 8) as `_with_minima` reads them: (n, 12)."""
     low, four = np.uint8(15), np.uint8(4)
@@ -123,17 +167,6 @@ def _pack_scales(scales: Bytes, minima: Bytes) -> Bytes:
     return np.concatenate([first, second, third], axis=1)
 
 
-def _share(scales: Floats, most: int) -> tuple[Floats, Floats]:
-    """Split (n, parts) into one scale a block and whole numbers up to `most`."""
-    scale = scales.max(axis=1) / np.float32(most)
-    whole = np.rint(_divide(scales, _stored(scale)[:, None])).clip(0, most)
-    return scale, whole.astype(np.float32)
-
-
 def _stored(scale: Floats) -> Floats:
     """Return what remains of a scale once it is an F16."""
     return half(half_bytes(scale))
-
-
-def _divide(values: Floats, by: Floats) -> Floats:
-    return np.divide(values, by, out=np.zeros_like(values), where=by != 0)
