@@ -8,17 +8,17 @@
 The file appears under its name when it is whole, or not at all. Knows nothing of what keys mean.
 """
 
-import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from struct import pack
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from corral.errors import Closed, InvalidArgument, ResourceError
 from corral.gguf.limits import MAX_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_TENSOR_NAME_BYTES
+from corral.gguf.new_file import NewFile
 from corral.gguf.reader import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC
 from corral.gguf.values import Scalar, Value, ValueType, encode_value, make_value
 from corral.quant.types import DType
@@ -41,7 +41,6 @@ class Writer:
         if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise InvalidArgument(f"alignment {alignment} is no power of two up to {MAX_ALIGNMENT}")
         self._path = Path(path)
-        self._partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
         self._alignment = alignment
         self._values: dict[str, Value] = {}
         self._sizes: dict[str, int] = {}
@@ -51,7 +50,7 @@ class Writer:
         self._current = 0  # index in _order of the tensor being written
         self._written = 0  # bytes of it
         self._at = 0  # in the file
-        self._file: BinaryIO | None = None
+        self._file: NewFile | None = None
         self._closed = False
         if alignment != DEFAULT_ALIGNMENT:
             self.add(ALIGNMENT_KEY, alignment, ValueType.UINT32)
@@ -123,6 +122,7 @@ class Writer:
 
         Raises:
             InvalidArgument: if bytes of a declared tensor are missing; no file appears then.
+            ResourceError: if the disk is full or will not have it; none appears either.
         """
         if self._closed:
             return
@@ -132,9 +132,9 @@ class Writer:
             missing = self._order[self._current]
             self.discard()
             raise InvalidArgument(f"{self._path.name}: data of tensor {missing!r} are missing")
+        assert self._file is not None
         try:
-            self._file.close()  # type: ignore[union-attr]
-            self._partial.replace(self._path)
+            self._file.finish()
         except OSError as error:
             self.discard()
             raise self._failure(error) from None
@@ -144,9 +144,7 @@ class Writer:
         """Give up: close and remove what was written."""
         self._closed = True
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk fails here again
-                self._file.close()
-            self._partial.unlink(missing_ok=True)
+            self._file.discard()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -175,7 +173,7 @@ class Writer:
         if self._file is not None:
             return
         try:
-            self._file = self._partial.open("wb")
+            self._file = NewFile(self._path)
         except OSError as error:
             raise self._failure(error) from None
         self._put(MAGIC + pack("<IQQ", VERSION, len(self._order), len(self._values)))
@@ -186,15 +184,16 @@ class Writer:
         self._pad()
 
     def _put(self, data: "bytes | memoryview") -> None:
+        assert self._file is not None
         try:
-            self._file.write(data)  # type: ignore[union-attr]
+            self._file.write(data)
         except OSError as error:
             self.discard()
             raise self._failure(error) from None
         self._at += len(data)
 
     def _failure(self, error: OSError) -> ResourceError:
-        return ResourceError(f"{self._path.name}: cannot be written: {error.strerror}")
+        return ResourceError(f"{self._path}: cannot be written: {error.strerror}")
 
     def _skip_empty(self) -> None:
         while self._current < len(self._order) and not self._sizes[self._order[self._current]]:

@@ -1,17 +1,27 @@
 """The writer: what it writes is read back the same, by us and by the reference package."""
 
+import errno
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.errors import Closed, InvalidArgument, ResourceError
 from corral.gguf import Metadata, Value, ValueType, Writer, open_model, read_header, write_model
-from corral.gguf.values import Array, make_value
+from corral.gguf.values import FORMS, Array, make_value
 from corral.quant.types import DType
+from source_tree import SOURCE
 
 SCALARS = {
     ValueType.UINT8: 255,
@@ -91,15 +101,194 @@ def test_python_values_come_back(values: dict[str, object]):
         assert (content.values() if isinstance(content, Array) else content) == expected
 
 
-def test_nothing_appears_after_an_error(tmp_path: Path):
+INTEGERS = {t: FORMS[t].size * 8 for t in ValueType if t.is_integer}
+
+
+def integers(kind: ValueType) -> st.SearchStrategy[int]:
+    """Return a strategy of everything that an integer type holds."""
+    bits = INTEGERS[kind]
+    if kind.name.startswith("U"):
+        return st.integers(0, 2**bits - 1)
+    return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+CONTENTS = {
+    **{kind: integers(kind) for kind in INTEGERS},
+    ValueType.FLOAT32: st.floats(width=32, allow_nan=False),
+    ValueType.FLOAT64: st.floats(allow_nan=False),
+    ValueType.BOOL: st.booleans(),
+    ValueType.STRING: st.text(st.characters(codec="utf-8")),
+}
+NAMES = st.text("abcdefghij._0123456789", min_size=1, max_size=12)
+TYPED = st.sampled_from(sorted(CONTENTS)).flatmap(
+    lambda kind: st.tuples(st.just(kind), CONTENTS[kind] | st.lists(CONTENTS[kind], max_size=5))
+)
+TENSORS = st.tuples(
+    st.sampled_from([DType.F32, DType.F16, DType.Q4_0, DType.Q6_K, DType.I8, DType.F64]),
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(NAMES, TYPED, max_size=6),
+    st.dictionaries(NAMES, TENSORS, max_size=5),
+    st.sampled_from([1, 8, 32, 4096]),
+    st.integers(1, 700),
+)
+def test_whole_files_come_back(tmp_path_factory, typed, table, alignment: int, piece: int):
+    """Values of every type and tensors of any shape are read as written, by gguf-py as well."""
+    path = tmp_path_factory.getbasetemp() / "any.gguf"
+    sizes = {
+        name: (dtype, (*shape[:-1], shape[-1] * dtype.block_elements))
+        for name, (dtype, shape) in table.items()
+    }
+    data = {
+        name: np.random.default_rng(n).bytes(dtype.row_bytes(shape[-1]) * math.prod(shape[:-1]))
+        for n, (name, (dtype, shape)) in enumerate(sizes.items())
+    }
+    with Writer(path, alignment=alignment) as writer:
+        for key, (kind, value) in typed.items():
+            writer.add(key, value, kind)
+        for name, (dtype, shape) in sizes.items():
+            writer.declare(name, dtype, shape)
+        for name, content in data.items():
+            for at in range(0, len(content), piece):
+                writer.write(name, content[at : at + piece])
+    assert_values(path, typed)
+    assert_tensors(path, sizes, data)
+
+
+def assert_values(path: Path, typed: dict) -> None:
+    """Compare the metadata of a file with what was written."""
+    metadata = read_header(path).metadata
+    for key, (kind, value) in typed.items():
+        assert metadata.value(key) == make_value(value, kind)
+    found = gguf.GGUFReader(path).fields
+    for key, (kind, value) in typed.items():
+        if isinstance(value, list):
+            assert [found[key].contents(n) for n in range(len(value))] == value
+        else:
+            assert found[key].types == [gguf.GGUFValueType(kind)]
+            assert found[key].contents() == value
+
+
+def assert_tensors(path: Path, sizes: dict, data: dict) -> None:
+    """Compare the tensors of a file with what was written."""
+    with open_model(path) as model:
+        for name, (dtype, shape) in sizes.items():
+            info = model.tensors[name]
+            assert (info.dtype, info.shape) == (dtype, shape)
+            read = bytearray(info.size_bytes)
+            model.read(name, read)
+            assert read == data[name]
+    for tensor in gguf.GGUFReader(path).tensors:
+        dtype, shape = sizes[tensor.name]
+        assert tensor.tensor_type.value == dtype.value.ggml_id
+        assert tensor.shape.tolist() == list(reversed(shape))
+        assert tensor.data.tobytes() == data[tensor.name]
+
+
+@pytest.fixture
+def nameless_files(tmp_path: Path) -> None:
+    """Skip where the file system knows no files without a name."""
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
+    except OSError as error:
+        pytest.skip(f"files without a name cannot be made here: {error.strerror}")
+
+
+@pytest.fixture(params=["without a name", "with a hidden name"])
+def while_written(request, monkeypatch) -> str:
+    """How an unfinished file lies in its folder: as the file system lets it."""
+    if request.param == "with a hidden name":
+        monkeypatch.delattr(os, "O_TMPFILE")
+    else:
+        request.getfixturevalue("nameless_files")
+    return request.param
+
+
+def begin(path: Path) -> Writer:
+    """Return a writer with half of a tensor written."""
+    writer = Writer(path)
+    writer.declare("t", DType.F32, (4096,))
+    writer.write("t", bytes(8192))
+    return writer
+
+
+def test_nothing_appears_before_the_end(tmp_path: Path, while_written: str):
+    """Until it is finished the file has no name of its own, and another keeps its place."""
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"before")
+    writer = begin(path)
+    hidden = [p.name for p in tmp_path.iterdir() if p != path]
+    assert bool(hidden) == (while_written == "with a hidden name")
+    assert path.read_bytes() == b"before"
+    writer.write("t", bytes(8192))
+    writer.close()
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_header(path).tensors["t"].size_bytes == 16384
+
+
+def test_nothing_appears_after_an_error(tmp_path: Path, while_written: str):
     """A file that is not finished leaves no trace."""
-    with pytest.raises(RuntimeError), Writer(tmp_path / "a.gguf") as writer:
-        writer.declare("t", DType.F32, (4,))
-        writer.write("t", bytes(8))
+    with pytest.raises(RuntimeError), begin(tmp_path / "a.gguf"):
         raise RuntimeError
-    with pytest.raises(InvalidArgument, match="'t' are missing"), Writer(tmp_path / "b") as writer:
-        writer.declare("t", DType.F32, (4,))
-        writer.write("t", bytes(8))
+    with pytest.raises(InvalidArgument, match="'t' are missing"), begin(tmp_path / "b.gguf"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Have the system refuse longer files, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, while_written: str):
+    """Bytes that find no room end in a typed error, and what was there stays."""
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"before")
+    with files_of_at_most(4096), pytest.raises(ResourceError, match="cannot be written"):
+        begin(path).close()
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"before"
+
+
+def test_a_disk_that_fails_at_the_end_leaves_nothing(tmp_path: Path, while_written, monkeypatch):
+    """Bytes that were taken and cannot be kept are an error, too."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = begin(tmp_path / "a.gguf")
+    writer.write("t", bytes(8192))
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(ResourceError, match="No space left"):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nameless_files")
+def test_a_killed_process_leaves_nothing(tmp_path: Path):
+    """What has no name is gone with the process that wrote it."""
+    code = (
+        "import os, signal, sys\n"
+        "from corral.gguf import Writer\n"
+        "from corral.quant.types import DType\n"
+        "writer = Writer(sys.argv[1])\n"
+        "writer.declare('t', DType.F32, (1 << 20,))\n"
+        "writer.write('t', bytes(1 << 20))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.gguf")]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=False)
+    assert ended.returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
 
 
