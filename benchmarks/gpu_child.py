@@ -74,27 +74,27 @@ def batches(model: str, *, sizes: Sequence[int], prompt: int, generated: int, co
     found: dict[str, dict] = {}
     with _load(model, context=context, parallel=max(sizes)) as loaded:
         for size in sizes:
-            rate = _through_engine(loaded, size, prompt, generated)
+            rate = through_engine(loaded._opened, size, prompt, generated)
             step = Passes(loaded).time(Batch(size, depth=prompt))
             found[str(size)] = {"engine": rate, "step": step}
     return found
 
 
-def _through_engine(loaded, size: int, prompt: int, generated: int) -> float:
-    """Return tokens/s of so many sequences that are all past their prompts."""
+def through_engine(opened, size: int, prompt: int, generated: int) -> float:
+    """Return tokens/s of so many sequences of an opened model, all past their prompts."""
     from corral.engine.engine import Engine
     from corral.engine.runner import Runner
     from corral.sampling.candidates import Workspace
     from corral.sampling.sampler import Sampler
 
-    inner, vocabulary = loaded._opened.loaded, loaded.vocabulary_size
+    inner, vocabulary = opened.loaded, opened.vocabulary_size
     groups, workspace = inner.design.kv.groups, Workspace(vocabulary)
-    engine = Engine(Runner(inner.parts, groups), groups, context=loaded.context)
+    engine = Engine(Runner(inner.parts, groups), groups, context=opened.context)
     sequences = [
         engine.submit(
             _tokens(vocabulary, prompt, seed=number),
             sampler=Sampler(_greedy(), vocabulary, workspace=workspace),
-            max_tokens=loaded.context,
+            max_tokens=opened.context,
             reuse=False,
         )
         for number in range(size)

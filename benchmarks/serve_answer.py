@@ -1,8 +1,12 @@
 """One streamed answer as its client saw it: bytes with times in, tokens and delays out. Pure."""
 
 import json
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+BIN_S = 0.25
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Seen:
     generated_tokens: int = 0
     has_left: bool = False
     error: str = ""
+    began: float = 0.0
+    """When the request was sent, by the clock that all answers of a load share."""
 
 
 def seen(transcript: Transcript, *, wanted_tokens: int, prompt_tokens: int = 0) -> Seen:
@@ -83,6 +89,20 @@ def percentiles(values: Sequence[float], of: Sequence[int] = (50, 90, 99)) -> di
     return {name: round(value, 5) for name, value in (ranks | {"max": ordered[-1]}).items()}
 
 
+def usual_rate(answers: Sequence[Seen], generated: int) -> float:
+    """Return the tokens a second of the median quarter of a second, from first to last text.
+
+    Where few tokens are the beginning of an answer, that is the rate of decoding alone.
+    """
+    moments = [one.began + time for one in answers for time in one.times]
+    counts = Counter(int(moment / BIN_S) for moment in moments)
+    if len(counts) < 3:
+        return 0.0
+    whole = range(min(counts) + 1, max(counts))
+    middle = statistics.median(counts[place] for place in whole)
+    return round(middle / BIN_S * generated / len(moments), 2)
+
+
 def figures(answers: Sequence[Seen], seconds: float) -> dict[str, object]:
     """Return what all clients together got in so many seconds."""
     prompt = sum(one.prompt_tokens for one in answers)
@@ -95,6 +115,7 @@ def figures(answers: Sequence[Seen], seconds: float) -> dict[str, object]:
         "generated_tokens": generated,
         "generated_tokens_per_s": round(generated / seconds, 2),
         "all_tokens_per_s": round((generated + prompt) / seconds, 2),
+        "usual_tokens_per_s": usual_rate(answers, generated),
         "first_token_s": percentiles([one.times[0] for one in answers if one.times]),
         "between_tokens_s": percentiles(between),
         "left": sum(one.has_left for one in answers),

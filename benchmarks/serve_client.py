@@ -8,7 +8,9 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from children import Reply, serve
 from serve_answer import Seen, Transcript, figures, seen
@@ -73,7 +75,8 @@ async def request(port: int, ask: Ask) -> Seen:
 async def client(port: int, coming: Iterator[Ask], until: float, answers: list[Seen]) -> None:
     """Ask one thing after the other until there is none left, or it is time."""
     for ask in coming:
-        answers.append(await request(port, ask))
+        began = time.perf_counter()
+        answers.append(replace(await request(port, ask), began=began))
         if time.perf_counter() >= until:
             return
 
@@ -87,10 +90,10 @@ async def load(port: int, clients: int, coming: Iterator[Ask], seconds: float) -
 
 
 def measure(
-    port: int, clients: int, seed: int, count: int | None, seconds: float, shared: bool
+    port: int, clients: int, seed: int, count: int | None, seconds: float, **lengths: Any
 ) -> Reply:
-    """Load a server, and return what its clients saw."""
-    coming = islice(asks(seed, shared=shared), count)
+    """Load a server, and return what its clients saw; `lengths` are those of `asks`."""
+    coming = islice(asks(seed, **lengths), count)
     began, used = time.perf_counter(), time.process_time()
     answers = asyncio.run(load(port, clients, coming, seconds))
     taken = time.perf_counter() - began

@@ -7,7 +7,7 @@ own, and one in twenty is left on the way.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PROMPT_WORDS = (16, 64, 200, 700)
@@ -58,16 +58,23 @@ class Ask:
         return json.dumps(fields).encode()
 
 
-def asks(seed: int, *, shared: bool = False) -> Iterator[Ask]:
+def asks(
+    seed: int,
+    *,
+    shared: bool = False,
+    words: Sequence[int] = PROMPT_WORDS,
+    answers: Sequence[int] = ANSWER_TOKENS,
+    cancelled: float = CANCELLED,
+) -> Iterator[Ask]:
     """Yield requests without end; equal numbers give equal requests.
 
     Lengths come in shuffled rounds, so that any few dozen requests hold each as often.
     """
     chance = random.Random(seed)
-    rounds = [(words, tokens) for words in PROMPT_WORDS for tokens in ANSWER_TOKENS]
+    rounds = [(count, tokens) for count in words for tokens in answers]
     while True:
         chance.shuffle(rounds)
-        for words, tokens in rounds:
-            text = " ".join(chance.choices(WORDS, k=words))
-            leaves = chance.randrange(1, tokens) if chance.random() < CANCELLED else None
+        for count, tokens in rounds:
+            text = " ".join(chance.choices(WORDS, k=count))
+            leaves = chance.randrange(1, tokens) if chance.random() < cancelled else None
             yield Ask(SHARED * shared + text, tokens, leaves)

@@ -197,3 +197,22 @@ def test_both_servers_get_the_same_setting(benchmark):
 def test_a_load_has_requests_for_all_its_clients(benchmark):
     """Some for each, not endlessly many."""
     assert [benchmark("serve").count_for(n) for n in (1, 8, 64)] == [12, 32, 96]
+
+
+def test_the_usual_rate_is_that_of_the_median_quarter_of_a_second(benchmark):
+    """A pause at the beginning of each answer hides nothing of how fast the others come."""
+    module = benchmark("serve_answer")
+    steady = [module.Seen(tuple(0.5 + n / 100 for n in range(300)), 8, 300, began=5.0)] * 2
+    assert module.usual_rate(steady, 600) == 200.0
+    late = module.Seen(tuple(3.5 + n / 100 for n in range(100)), 8, 100, began=5.0)
+    assert module.usual_rate([*steady, late], 700) == 200.0
+    assert module.usual_rate([], 0) == 0.0
+
+
+def test_lengths_are_those_that_were_asked_for(benchmark):
+    """So that one load can be compared with another kind of server's."""
+    asks = benchmark("serve_requests").asks(6, words=(3,), answers=(7, 9), cancelled=0.0)
+    found = list(islice(asks, 4))
+    assert {ask.prompt.count(" ") + 1 for ask in found} == {3}
+    assert sorted(ask.answer_tokens for ask in found) == [7, 7, 9, 9]
+    assert not any(ask.leaves_after for ask in found)

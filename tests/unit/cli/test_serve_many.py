@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import httpx
@@ -16,45 +14,12 @@ import tiny
 from corral.cli.client import Client
 from corral.cli.main import main
 from corral.errors import ResourceError, UsageError
+from running_fleet import fleets
 from served import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tested on Linux")
 BUDGET = "[budgets]\nhost = '600MiB'\n"
 FOR_ALL = "[models.'*']\ncontext = 128\nparallel = 2\ndevice = 'cpu'\ndrain = 5\n"
-
-
-class Served:
-    """A server of many models in a process of its own."""
-
-    def __init__(self, environment, *arguments):
-        command = [sys.executable, "-m", "corral", "serve", "--port", "0", "--json", *arguments]
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        told = json.loads("".join(iter(self.process.stdout.readline, "}\n")) + "}")
-        self.url, self.num_models = told["url"], told["models"]
-        self.notes = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stderr:
-            self.notes.append(line.strip())
-
-    def complete(self, model, prompt="Hello", **more):
-        """Return the response to a completion."""
-        body = {"model": model, "prompt": prompt, "max_tokens": 4, "seed": 1, **more}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
-
-    def workers(self):
-        """Return the processes below it."""
-        return psutil.Process(self.process.pid).children()
-
-    def end(self, number=signal.SIGTERM):
-        """Send a signal and return the exit code."""
-        self.process.send_signal(number)
-        self.process.wait(30)
-        return self.process.returncode
 
 
 @pytest.fixture
@@ -70,19 +35,8 @@ def folder(tmp_path):
 @pytest.fixture
 def start(environment):
     """Return a function that starts a server; what still runs at the end is killed."""
-    running = []
-
-    def run(*arguments):
-        running.append(Served(environment, *map(str, arguments)))
-        return running[-1]
-
-    yield run
-    for server in running:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait(30)
-        server.process.stdout.close()
-        server.process.stderr.close()
+    with fleets(environment) as run:
+        yield run
 
 
 def test_many_models_are_served_from_a_folder(start, folder, tmp_path):
