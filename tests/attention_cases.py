@@ -48,6 +48,14 @@ CASES = (
     Case("q8_0", _PLAIN, DType.Q8_0, 1e-4),
 )
 
+WIDE_HEADS = tuple(
+    Case(f"{dim}-{kv_dtype.name}", Attend(9, 3, dim, dim**-0.5), kv_dtype, tolerance)
+    for dim in (64, 80, 96, 128, 256)
+    for kv_dtype, tolerance in ((DType.F16, 1e-5), (DType.BF16, 1e-4), (DType.Q8_0, 1e-4))
+    if dim % kv_dtype.block_elements == 0
+)
+"""Nine heads of the sizes that models have."""
+
 # (sequence, how many tokens) in each batch: prefill, a second one across a block border, mixed
 # decode and prefill, one row alone.
 BATCHES = (

@@ -26,10 +26,13 @@ _HALVES = {
     DType.Q5_0: (0,),
     DType.Q5_1: (0, 2),
     DType.Q8_0: (0,),
+    DType.Q2_K: (80, 82),
     DType.Q3_K: (108,),
     DType.Q4_K: (0, 2),
     DType.Q5_K: (0, 2),
     DType.Q6_K: (208,),
+    DType.IQ4_NL: (0,),
+    DType.IQ4_XS: (0,),
 }
 """Where the blocks of a file keep their F16 scales: random bytes would make some of them NaN."""
 _GREATEST = {
@@ -38,33 +41,42 @@ _GREATEST = {
     DType.Q5_0: 16,
     DType.Q5_1: 31,
     DType.Q8_0: 127,
+    DType.Q2_K: 3 * 15,
     DType.Q3_K: 4 * 32,
     DType.Q4_K: 15 * 63,
     DType.Q5_K: 31 * 63,
     DType.Q6_K: 32 * 127,
+    DType.IQ4_NL: 127,
+    DType.IQ4_XS: 127 * 32,
 }
 """The greatest code times the greatest small scale."""
 _SCALE = 2.0
 """Of products: so small that no activation overflows."""
 
 
-def random_matrix(generator, dtype, rows, columns):
-    """Return packed weights with every code and scale, and their values."""
+def file_bytes(generator, dtype, rows, columns):
+    """Return weights as a file has them, with every code and scale there may be."""
     if dtype.is_quantized:
         blocks = rows * columns // dtype.block_elements
         raw = generator.integers(0, 256, (blocks, dtype.block_bytes), dtype=np.uint8)
-        for at in _HALVES[dtype]:
+        for at in _HALVES.get(dtype, ()):
             size = _SCALE / (np.sqrt(columns) * _GREATEST[dtype])
             scales = (generator.normal(size=(blocks, 1)) * size).astype(np.float16)
             raw[:, at : at + 2] = scales.view(np.uint8)
+        if dtype is DType.MXFP4:
+            raw[:, 0] = generator.integers(118, 122, blocks)  # powers of two
     else:
         values = generator.normal(size=(rows, columns)).astype(np.float32)
         if dtype is DType.BF16:
             raw = (values.view(np.uint32) >> 16).astype(np.uint16)
         else:
             raw = values.astype(np.float16) if dtype is DType.F16 else values
-    data = np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
-    packed = pack_rows(data, dtype, rows, columns)
+    return np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
+
+
+def random_matrix(generator, dtype, rows, columns):
+    """Return packed weights, and their values."""
+    packed = pack_rows(file_bytes(generator, dtype, rows, columns), dtype, rows, columns)
     return packed, unpack_rows(packed, dtype, rows, columns).astype(np.float64)
 
 

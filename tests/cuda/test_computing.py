@@ -24,7 +24,7 @@ def test_operation(device, case):
     op_cases.check(device, case, exact=FLOAT_NMSE, int8=QUANTIZED_NMSE)
 
 
-@pytest.mark.parametrize("case", attention_cases.CASES, ids=repr)
+@pytest.mark.parametrize("case", attention_cases.CASES + attention_cases.WIDE_HEADS, ids=repr)
 def test_attention(device, case):
     """Each row sees its own sequence's past, in or before this batch, and no other."""
     attention_cases.check(device, case, least=FLOAT_NMSE)
