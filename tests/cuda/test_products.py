@@ -23,11 +23,13 @@ ROWS = (130, 47)
 """Of weights: neither is a number of whole row blocks."""
 
 
-def shapes():
-    """Yield types with columns that are whole blocks, an odd number of groups where it may be."""
-    for dtype in LAYOUTS:
-        block = dtype.block_elements
-        yield from ((dtype, columns) for columns in (576, 768, 2048) if columns % block == 0)
+SHAPES = tuple(
+    (dtype, columns)
+    for dtype in LAYOUTS
+    for columns in (576, 768, 2048)
+    if columns % dtype.block_elements == 0
+)
+"""Columns are whole blocks, an odd number of groups where that may be."""
 
 
 class Products:
@@ -61,7 +63,7 @@ class Products:
         self.evaluation.__exit__()
 
 
-@pytest.mark.parametrize(("dtype", "columns"), shapes(), ids=str)
+@pytest.mark.parametrize(("dtype", "columns"), SHAPES, ids=str)
 def test_every_bucket(device, dtype, columns):
     """Each result is that of the formula, and of as many rows as were given."""
     generator = np.random.default_rng()
