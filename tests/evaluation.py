@@ -46,7 +46,7 @@ def decoded(graph, weights):
 class Evaluation:
     """One graph on one device; `with` gives everything back."""
 
-    def __init__(self, device, graph, weights=None):
+    def __init__(self, device, graph, weights=None, tables=None):
         self.device, self.graph = device, verify(graph)
         self.model = plan_model([graph], device.traits, loading_bytes=0)
         (self.plan,) = self.model.plans
@@ -69,6 +69,7 @@ class Evaluation:
             ),
             weights_layout=self.model.weights,
             state_layout=self.model.state,
+            tables=tables,
         )
         self._upload(weights if weights is not None else random_weights(graph))
         self.backend = self._stack.enter_context(closing(device.backend()))

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         MemoryStatistics,
     )
     from corral.engine.model import ChatReply, Model
+    from corral.engine.model_adapters import AdapterInfo
     from corral.engine.planning import PlanReport, plan
     from corral.errors import CorralError
     from corral.memory.growth import Slope
 
 __all__ = [
+    "AdapterInfo",
     "ChatReply",
     "CorralError",
     "DeviceReading",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AdapterInfo": "corral.engine.model_adapters",
     "ChatReply": "corral.engine.model",
     "CorralError": "corral.errors",
     "DeviceReading": "corral.devices.reading",

@@ -8,6 +8,7 @@ import corral
 from source_tree import modules
 
 PUBLIC = (
+    "AdapterInfo",
     "ChatReply",
     "CorralError",
     "DeviceReading",

@@ -5,6 +5,7 @@ import pytest
 import corral
 
 PUBLIC = [
+    "AdapterInfo",
     "ChatReply",
     "CorralError",
     "DeviceReading",

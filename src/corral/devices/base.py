@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from corral.errors import InternalError
 from corral.memory.buffer import Buffer
 from corral.memory.lifetime import Lifetime
-from corral.memory.plan import Plan, StateLayout
+from corral.memory.plan import Plan, StateLayout, TableLayout
 from corral.memory.records import RecordPool
 from corral.memory.stored import StoredSlot, WeightsLayout
 from corral.memory.traits import DeviceTraits
@@ -45,6 +46,14 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AdapterTables:
+    """The buffer with a table for each weight that adapters may change."""
+
+    buffer: Buffer
+    layout: TableLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelBuffers:
     """The buffers of one loaded model, and where its weights and state lie in them."""
 
@@ -55,6 +64,8 @@ class ModelBuffers:
     records: RecordPool
     weights_layout: WeightsLayout
     state_layout: StateLayout
+    tables: AdapterTables | None = None
+    """Where adapters lie; only for plans that have some attached."""
 
     def require_open(self) -> None:
         """Refuse to go on with memory that may be gone.
@@ -64,6 +75,8 @@ class ModelBuffers:
         """
         for buffer in (self.weights, self.state, self.scratch, self.staging, self.records.buffer):
             buffer.require_open()
+        if self.tables is not None:
+            self.tables.buffer.require_open()
 
     def inputs_address(self, plan: Plan) -> int:
         """Return where the device reads the inputs, the counts first: in staging, or its copy."""
@@ -87,6 +100,10 @@ class ModelBuffers:
                 return self.weights.address + self.weights_layout.slots[base.name].offset
             case Op.STATE:
                 return self.state.address + self.state_layout.offsets[base.name]
+            case Op.ADAPTERS:
+                if self.tables is None:
+                    raise InternalError(f"{tensor!r} is read, and no adapters are attached")
+                return self.tables.buffer.address + self.tables.layout.offsets[base.name]
             case Op.INPUT:
                 return self.inputs_address(plan) + plan.staging.offsets[base.name]
             case _:

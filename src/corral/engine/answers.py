@@ -6,7 +6,8 @@ here until they are asked for.
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,18 @@ class Answers:
         max_tokens: int,
         end_tokens: frozenset[int] = frozenset(),
         reuse: bool = True,
+        adapters: Iterable[tuple[int, float]] | None = None,
     ) -> Sequence:
         """Queue a prompt; raises as `Engine.submit` does, and Closed after close()."""
         with self._lock:
             self._settle()
             sequence = self._engine.submit(
-                tokens, sampler=sampler, max_tokens=max_tokens, end_tokens=end_tokens, reuse=reuse
+                tokens,
+                sampler=sampler,
+                max_tokens=max_tokens,
+                end_tokens=end_tokens,
+                reuse=reuse,
+                adapters=adapters,
             )
             self._unread[sequence.id] = deque()
         return sequence
@@ -76,11 +83,29 @@ class Answers:
             raise emission.error
         return emission.token
 
-    def score(self, tokens: Iterable[int], into: NDArray[np.float32]) -> None:
+    def score(
+        self,
+        tokens: Iterable[int],
+        into: NDArray[np.float32],
+        *,
+        adapters: Iterable[tuple[int, float]] | None = None,
+    ) -> None:
         """Write logits of one causal pass; raises as `Engine.score` does, and Closed."""
         with self._lock:
             self._settle()
-            self._engine.score(tokens, into)
+            self._engine.score(tokens, into, adapters=adapters)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let nothing be computed meanwhile; what was is told afterwards.
+
+        Raises:
+            Closed: after close().
+        """
+        with self._lock:
+            self._settle()
+            self._engine.settle()
+            yield
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence now; one that has ended stays as it is."""

@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.staging import DRAW, LIKELIEST
+from corral.engine.adapter_use import Uses, spans
 from corral.engine.sequence import Sequence
 from corral.kv.spec import GroupSpec
 from corral.memory.choices import DRAWS
+from corral.tensor.attach import SPAN_WORDS, SPANS, AdapterRoom
 from corral.tensor.graph import ShapeClass
+from corral.tensor.tensor import Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,25 @@ class BatchArrays:
         self._draws = np.zeros(shapes.outputs, DRAW)
         self._tables = [np.zeros((shapes.sequences, shapes.blocks), np.int32) for _ in groups]
         self._names = [group.tables_name for group in groups]
+        self._spans: dict[Extent, NDArray[np.int32]] = {}
+
+    def make_room(self, room: AdapterRoom | None) -> None:
+        """Have arrays for the spans of adapters, or none any more."""
+        shape = (0, 0) if room is None else (1 + room.spans, SPAN_WORDS)
+        extents = () if room is None else tuple(SPANS)
+        self._spans = {extent: np.zeros(shape, np.int32) for extent in extents}
 
     def fill(self, batch: Iterable[Rows]) -> Mapping[str, NDArray[Any]]:
         """Return the inputs of a batch; they are valid until the next call."""
         row = output = number = 0
+        used: dict[Extent, list[tuple[int, int, Uses]]] = {extent: [] for extent in self._spans}
         for number, rows in enumerate(batch, 1):
             end = row + rows.num_tokens
             self._fill_rows(rows, number - 1, row, end)
+            if used:
+                uses = rows.sequence.adapters
+                used[Extent.ROWS].append((row, end, uses))
+                used[Extent.OUTPUTS].append((output, output + rows.num_outputs, uses))
             for last in range(end - rows.num_outputs, end):
                 self._output_rows[output] = last
                 self._draws[output] = _draw(rows)
@@ -70,7 +85,15 @@ class BatchArrays:
             "output_rows": self._output_rows[:output],
             DRAWS: self._draws[:output],
             **tables,
+            **{SPANS[extent]: self._fill_spans(extent, found) for extent, found in used.items()},
         }
+
+    def _fill_spans(self, extent: Extent, used: list[tuple[int, int, Uses]]) -> NDArray[np.int32]:
+        found, array = spans(used), self._spans[extent]
+        array[0, 0] = len(found)
+        for place, span in enumerate(found, 1):
+            array[place] = span
+        return array[: 1 + len(found)]
 
     def _fill_rows(self, rows: Rows, number: int, row: int, end: int) -> None:
         sequence = rows.sequence

@@ -89,7 +89,7 @@ class Cache:
         """Return the tail that goes on where a sequence's known blocks end, if there is one."""
         assert self._prefixes is not None
         links = sequence.links
-        parent = links[num_blocks - 1].digest if num_blocks else root(sequence.namespace)
+        parent = links[num_blocks - 1].digest if num_blocks else root(sequence.cache_namespace)
         first = num_blocks * BLOCK_TOKENS
         rest = sequence.tokens[first : min(first + BLOCK_TOKENS, len(sequence.tokens)) - 1]
         return self._prefixes.find_tail(parent, as_bytes(rest), taken)
@@ -149,12 +149,12 @@ class Cache:
 
     def _keep_tail(self, sequence: Sequence, prefixes: PrefixPool) -> None:
         computed = sequence.num_computed
-        link = tail(sequence.links, sequence.tokens, computed, namespace=sequence.namespace)
+        link = tail(sequence.links, sequence.tokens, computed, namespace=sequence.cache_namespace)
         if link is not None:
             prefixes.keep(sequence.tables[0].blocks[link.number], link)
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> None:
-        extend(sequence.links, sequence.tokens, num_blocks, namespace=sequence.namespace)
+        extend(sequence.links, sequence.tokens, num_blocks, namespace=sequence.cache_namespace)
 
 
 def _pools(groups: tuple[GroupSpec, ...]) -> tuple[tuple[BlockPool, ...], PrefixPool | None]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.contract.events import FinishReason
+from corral.engine.adapter_use import AdapterOwner, NoAdapters, group_key
 from corral.engine.batch import Rows
 from corral.engine.cache import Beginning, Cache
 from corral.engine.candidates import admitted, waiting
@@ -29,6 +30,7 @@ from corral.engine.flight import Emission, Flight, chosen_token, translated
 from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner
 from corral.engine.scheduler import Budget, Candidate, Slice, preempted, schedule
+from corral.engine.scoring import compute_logits
 from corral.engine.sequence import Sequence, SequenceState
 from corral.engine.sessions.returns import Returns
 from corral.engine.waiting import WaitingLine
@@ -74,6 +76,7 @@ class Engine:
         self._landed: list[Emission] = []
         """What a flight produced that nobody was told yet."""
         self.context = context
+        self.adapters: AdapterOwner = NoAdapters()
         self.returns = Returns()
         """What comes of conversations that were restored."""
 
@@ -92,15 +95,17 @@ class Engine:
         reuse: bool = True,
         namespace: str = "",
         wants_vector: bool = False,
+        adapters: Iterable[tuple[int, float]] | None = None,
     ) -> Sequence:
         """Queue a prompt and return its sequence.
 
         With `max_tokens` 0 the prompt is computed and nothing else. Without `reuse` all of it is
         computed, and nothing of it is left for others; else for those of its `namespace`. One that
         `wants_vector` ends with the hidden state behind its prompt, and generates nothing.
+        `adapters` are numbers and scales; None is what was set for all.
 
         Raises:
-            InvalidArgument: if the prompt is empty.
+            InvalidArgument: if the prompt is empty, or there is no such adapter.
             ContextExceeded: if the prompt leaves no room for a single token.
         """
         prompt = list(tokens)
@@ -115,11 +120,12 @@ class Engine:
             )
         sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
         sequence.is_reusing, sequence.namespace = reuse, namespace
-        sequence.wants_vector = wants_vector
+        sequence.wants_vector, sequence.adapters = wants_vector, self.adapters.uses(adapters)
         self._cache.name_prompt(sequence)
         if sampler is not None:
             sampler.accept_prompt(prompt)
         self._next_id += 1
+        self.adapters.begin(sequence.adapters)
         self._waiting.join(sequence)
         return sequence
 
@@ -134,6 +140,9 @@ class Engine:
         Raises:
             DeviceFault: if the device computes nothing more.
         """
+        if self.adapters.has_leftovers:
+            self.settle()
+            self.adapters.collect()
         if not self._flights and not self._landed:
             self._launch()
         if self._runner.can_feed:
@@ -154,6 +163,8 @@ class Engine:
         if not slices:
             return
         known = {sequence.id: sequence for sequence in self._among(slices)}
+        # Stable: with no adapters, or one for all, nothing changes its place.
+        slices = tuple(sorted(slices, key=lambda part: group_key(known[part.id].adapters)))
         wanting = (known[part.id] for part in slices if part.wants_logits)
         chooses = self._runner.can_choose([sequence.sampler for sequence in wanting])
         # Known blocks are adopted before anyone takes new ones: taking may make others forgotten.
@@ -242,7 +253,13 @@ class Engine:
             self._finish(sequence, FinishReason.CANCELLED)
         self._landed = [one for one in self._landed if one.sequence is not sequence]
 
-    def score(self, tokens: Iterable[int], into: NDArray[np.float32]) -> None:
+    def score(
+        self,
+        tokens: Iterable[int],
+        into: NDArray[np.float32],
+        *,
+        adapters: Iterable[tuple[int, float]] | None = None,
+    ) -> None:
         """Write the logits of every token of one causal pass: (tokens, vocabulary).
 
         Raises:
@@ -250,6 +267,7 @@ class Engine:
             ResourceError: if as many sequences are running as there may be.
         """
         sequence = Sequence(-1, list(tokens), len(into), 0, None, is_reusing=False)
+        sequence.adapters = self.adapters.uses(adapters)
         if len(sequence.tokens) > self.context:
             raise ContextExceeded(
                 f"{len(sequence.tokens)} tokens were given, the context holds {self.context}: "
@@ -264,16 +282,7 @@ class Engine:
                 f"all {shapes.sequences} sequences the model was loaded for are in use: finish or "
                 "cancel an answer first, or raise --parallel"
             )
-        self._cache.open_tables(sequence)
-        chunk = min(shapes.outputs, shapes.rows)
-        try:
-            for first in range(0, len(sequence.tokens), chunk):
-                count = min(chunk, len(sequence.tokens) - first)
-                self._cache.grow(sequence, count)
-                into[first : first + count] = self._runner.run([Rows(sequence, count, count)])
-                self._cache.advance(sequence, count)
-        finally:
-            self._cache.close_tables(sequence)
+        compute_logits(sequence, into, self._runner, self._cache)
 
     def settle(self) -> None:
         """Finish every evaluation under way; what they produced comes with the next step."""
@@ -360,7 +369,7 @@ class Engine:
             self._lose(sequence, error, "sampling")
             return
         sequence.tokens.append(token)
-        reason = self._reason_to_finish(sequence, token)
+        reason = sequence.reason_to_finish(token, self.context)
         if reason is not None:
             self._finish(sequence, reason)
         self._landed.append(Emission(sequence, token, logprobs=logprobs))
@@ -375,19 +384,11 @@ class Engine:
         self._finish(sequence, FinishReason.LENGTH)
         self._landed.append(Emission(sequence, None, vector=vector))
 
-    def _reason_to_finish(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if token in sequence.end_tokens:
-            return FinishReason.STOP
-        if sequence.num_generated >= sequence.max_tokens:
-            return FinishReason.LENGTH
-        if len(sequence.tokens) >= self.context:
-            return FinishReason.CONTEXT
-        return None
-
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         sequence.state = SequenceState.FINISHED
         self._cache.close_tables(sequence)
+        self.adapters.end(sequence.adapters)
         if self._running.pop(sequence.id, None) is None:
             self._waiting.leave(sequence)
 

@@ -1,5 +1,6 @@
 """What one model holds on one device: reserved in the ledger first, then made."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from corral.devices.base import Device, ModelBuffers
@@ -25,12 +26,9 @@ def allocate(
     """
     closing.enter_context(device.hold())
     ledger.hand_over(reserved[Lifetime.CONTEXT], Lifetime.CONTEXT)
-    made: dict[Lifetime, Buffer] = {}
-    for lifetime, size in plan.footprint().items():
-        if lifetime is not Lifetime.CONTEXT:
-            made[lifetime] = device.allocate(size, lifetime)
-            closing.callback(made[lifetime].close)
-            ledger.commit(reserved[lifetime], lifetime, made[lifetime].size_bytes)
+    sizes: dict[Lifetime, int] = dict(plan.footprint())
+    del sizes[Lifetime.CONTEXT]
+    made = allocate_bytes(sizes, reserved, device, ledger, closing)
     capacity = sum(plan.num_records for plan in plan.plans)
     return ModelBuffers(
         weights=made[Lifetime.WEIGHTS],
@@ -55,6 +53,17 @@ def reserve(
     Raises:
         OutOfMemory: if it does not fit.
     """
+    return reserve_bytes(plan.footprint(), owner, device, ledger, closing)
+
+
+def reserve_bytes(
+    footprint: Mapping[Lifetime, int],
+    owner: str,
+    device: Device,
+    ledger: Ledger,
+    closing: ExitStack,
+) -> Reserved:
+    """Write down bytes on a device, and on the host beside it; raises as `reserve` does."""
     reading = device.memory()
     if reading.free_bytes is None:
         raise OutOfMemory(
@@ -62,18 +71,34 @@ def reserve(
             "is loaded on it: use another device"
         )
     reserved: Reserved = {}
-    for place, footprint in _by_place(plan, device).items():
+    for place, part in _by_place(footprint, device).items():
         free = reading.free_bytes if place == device.name else None
-        reservation = ledger.reserve(owner, place, footprint, free_bytes=free)
+        reservation = ledger.reserve(owner, place, part, free_bytes=free)
         closing.callback(ledger.release, reservation)
-        reserved |= dict.fromkeys(footprint, reservation)
+        reserved |= dict.fromkeys(part, reservation)
     return reserved
 
 
-def _by_place(plan: ModelPlan, device: Device) -> dict[str, dict[Lifetime, int]]:
-    """Return what is still to be paid for a model: on the device, and on the host beside it."""
+def allocate_bytes(
+    footprint: Mapping[Lifetime, int],
+    reserved: Reserved,
+    device: Device,
+    ledger: Ledger,
+    closing: ExitStack,
+) -> dict[Lifetime, Buffer]:
+    """Make a buffer of each lifetime that was reserved; raises as `allocate` does."""
+    made: dict[Lifetime, Buffer] = {}
+    for lifetime, size in footprint.items():
+        made[lifetime] = device.allocate(size, lifetime)
+        closing.callback(made[lifetime].close)
+        ledger.commit(reserved[lifetime], lifetime, made[lifetime].size_bytes)
+    return made
+
+
+def _by_place(footprint: Mapping[Lifetime, int], device: Device) -> dict[str, dict[Lifetime, int]]:
+    """Return what is still to be paid for: on the device, and on the host beside it."""
     places: dict[str, dict[Lifetime, int]] = {device.name: {}}
-    for lifetime, size in plan.footprint().items():
+    for lifetime, size in footprint.items():
         place = HOST if is_elsewhere(lifetime, device.traits) else device.name
         is_paid = lifetime is Lifetime.CONTEXT and device.context_bytes
         places.setdefault(place, {})[lifetime] = 0 if is_paid else size

@@ -19,6 +19,7 @@ from corral.engine.answers import Answers
 from corral.engine.generation import Generation
 from corral.engine.growth import GrowthWatch
 from corral.engine.metrics import EngineStatistics, GenerationStatistics, MemoryStatistics
+from corral.engine.model_adapters import ModelAdapters, Wanted
 from corral.engine.opened import OpenedModel, Sizes, open_by_name
 from corral.engine.options import Options
 from corral.engine.targets import Targets
@@ -54,6 +55,8 @@ class Model:
         self.device = opened.device
         self._opened = opened
         self._answers = Answers(opened.engine, name=opened.name, watch=watch)
+        self.adapters = ModelAdapters(opened.adapters, self._answers)
+        """Its LoRA adapters: `load`, `unload`, `set_scale`; iterate over them to list them."""
 
     @classmethod
     def load(
@@ -198,6 +201,7 @@ class Model:
         ignore_eos: bool = False,
         parse_special: bool = False,
         sampling: SamplingParams | None = None,
+        adapters: Wanted | None = None,
     ) -> Generation:
         """Continue a text or tokens; iterate over the result to get pieces of text.
 
@@ -208,6 +212,8 @@ class Model:
             parse_special: whether "<|im_start|>" in a text is read as the control token, so that a
                 chat can be written by hand, or as ordinary text; see `tokenize`.
             sampling: how tokens are chosen; by default as `SamplingParams()` says.
+            adapters: what changes the model for this answer: names of loaded adapters, or a scale
+                for each name; by default those that have a scale of their own.
 
         Raises:
             ContextExceeded: if the prompt leaves no room for an answer.
@@ -217,7 +223,8 @@ class Model:
         parse_special = checks.flag("parse_special", parse_special)
         if isinstance(prompt, str):
             prompt = self.tokenize(prompt, parse_special=parse_special)
-        return self._start(self._prompt_tokens("prompt", prompt), options)
+        wanted = self.adapters.pairs(adapters)
+        return self._start(self._prompt_tokens("prompt", prompt), options, wanted)
 
     def chat(
         self,
@@ -227,6 +234,7 @@ class Model:
         stop: str | Iterable[str] = (),
         ignore_eos: bool = False,
         sampling: SamplingParams | None = None,
+        adapters: Wanted | None = None,
     ) -> ChatReply:
         """Answer a conversation and return the whole reply; options are those of `generate`.
 
@@ -238,7 +246,12 @@ class Model:
             InvalidArgument: if a message or an option is not what it may be.
         """
         generation = self.stream_chat(
-            messages, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, sampling=sampling
+            messages,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            sampling=sampling,
+            adapters=adapters,
         )
         text = "".join(generation)
         return ChatReply(text, generation.statistics)
@@ -251,14 +264,18 @@ class Model:
         stop: str | Iterable[str] = (),
         ignore_eos: bool = False,
         sampling: SamplingParams | None = None,
+        adapters: Wanted | None = None,
     ) -> Generation:
         """Answer a conversation piece by piece; raises as `chat` does."""
         options = Options.of(max_tokens, stop, ignore_eos, sampling)
         rendered = encode_chat(self.tokenizer, self.template, checks.messages(messages))
-        return self._start(self._prompt_tokens("the rendered chat", rendered), options)
+        wanted = self.adapters.pairs(adapters)
+        return self._start(self._prompt_tokens("the rendered chat", rendered), options, wanted)
 
-    def logits(self, tokens: Iterable[int]) -> NDArray[np.float32]:
-        """Return the logits of one causal pass: (tokens, vocabulary).
+    def logits(
+        self, tokens: Iterable[int], *, adapters: Wanted | None = None
+    ) -> NDArray[np.float32]:
+        """Return the logits of one causal pass: (tokens, vocabulary); adapters as for `generate`.
 
         Raises:
             ContextExceeded: if there are more tokens than the context holds.
@@ -267,7 +284,7 @@ class Model:
         self._check_open()
         prompt = self._prompt_tokens("tokens", tokens)
         result = np.empty((len(prompt), self.vocabulary_size), np.float32)
-        self._answers.score(prompt, result)
+        self._answers.score(prompt, result, adapters=self.adapters.pairs(adapters))
         return result
 
     def benchmark(self, prompt_tokens: int, generated_tokens: int) -> tuple[float, float]:
@@ -310,7 +327,12 @@ class Model:
             field, given, vocabulary_size=self.vocabulary_size, shortest=1, expected=expected
         )
 
-    def _start(self, tokens: list[int], options: Options) -> Generation:
+    def _start(
+        self,
+        tokens: list[int],
+        options: Options,
+        adapters: tuple[tuple[int, float], ...] | None = None,
+    ) -> Generation:
         self._check_open()
         max_tokens = self.context if options.max_tokens is None else options.max_tokens
         sampler = self._opened.samplers.make(options.sampling)
@@ -321,6 +343,7 @@ class Model:
             max_tokens=max_tokens,
             end_tokens=self._opened.samplers.end_tokens(ignore_eos=options.ignore_eos),
             reuse=options.reuse,
+            adapters=adapters,
         )
         return Generation(sequence, self._answers, parent=self, stream=stream)
 

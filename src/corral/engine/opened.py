@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from corral.devices.base import Device, Progress
+from corral.engine.adapters import Adapters
 from corral.engine.engine import Engine
 from corral.engine.holding import held_by_driver
 from corral.engine.load import LoadedModel, load_split
@@ -65,6 +66,7 @@ class OpenedModel:
     engine: Engine
     num_parameters: int
     ledger: Ledger
+    adapters: Adapters
     _closing: ExitStack
     isolates_template: bool = False
     """Whether the chat template runs in a process of its own."""
@@ -180,15 +182,20 @@ def open_by_name(
             num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
             tokenizer = words.result()
             identity = fingerprint(file) if identifies else ""
+            engine, runner = _engine(loaded, sizes.chunk_beside)
+            adapters = Adapters(loaded, runner, ledger, path.name, file.tensors)
+            stack.callback(adapters.close)
+            engine.adapters = adapters
         return OpenedModel(
             name=path.name,
             metadata=metadata,
             tokenizer=tokenizer,
             devices=used,
             loaded=loaded,
-            engine=_engine(loaded, sizes.chunk_beside),
+            engine=engine,
             num_parameters=num_parameters,
             ledger=ledger,
+            adapters=adapters,
             _closing=stack.pop_all(),
             isolates_template=isolates_template,
             fingerprint=identity,
@@ -221,13 +228,18 @@ def _load(
     return on, load_split(file, design, on, layers, ledger, progress=progress)
 
 
-def _engine(loaded: LoadedModel, chunk_beside: int | None) -> Engine:
-    """Return an engine that disturbs those who decode no more than the slowest device must."""
+def _engine(loaded: LoadedModel, chunk_beside: int | None) -> tuple[Engine, Runner]:
+    """Return an engine that disturbs those who decode no more than the slowest device must.
+
+    Its runner comes with it.
+    """
     groups = loaded.design.kv.groups
     suiting = min(part.plan.traits.chunk_beside_tokens for part in loaded.parts)
-    return Engine(
-        Runner(loaded.parts, groups),
+    runner = Runner(loaded.parts, groups)
+    engine = Engine(
+        runner,
         groups,
         context=loaded.design.limits.context,
         chunk_beside=chunk_beside or suiting,
     )
+    return engine, runner

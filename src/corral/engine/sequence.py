@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from corral.contract.events import FinishReason
+from corral.engine.adapter_use import Uses, cache_namespace
 from corral.kv.prefix import Link
 from corral.kv.table import BlockTable
 from corral.sampling.sampler import Sampler
@@ -43,6 +44,8 @@ class Sequence:
     """Whether the hidden state behind its prompt is wanted, and no token."""
     namespace: str = ""
     """Whom it belongs to: blocks are shared within, and turns are taken between them."""
+    adapters: Uses = ()
+    """What changes the model for it."""
     links: list[Link] = field(default_factory=list)
     """Names of its first blocks."""
     tables: tuple[BlockTable, ...] = ()
@@ -57,9 +60,22 @@ class Sequence:
     finish_reason: FinishReason | None = None
 
     @property
+    def cache_namespace(self) -> str:
+        """Within what its blocks are shared: other adapters make other keys and values."""
+        return cache_namespace(self.namespace, self.adapters)
+
+    @property
     def num_generated(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt
+
+    def reason_to_finish(self, token: int, context: int) -> FinishReason | None:
+        """Return why its last token ends it, if it does, where `context` tokens fit."""
+        if token in self.end_tokens:
+            return FinishReason.STOP
+        if self.num_generated >= self.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.CONTEXT if len(self.tokens) >= context else None
 
     @property
     def num_pending(self) -> int:

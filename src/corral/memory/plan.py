@@ -55,6 +55,14 @@ class StateLayout:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Where the table of adapters of each weight lies, by the table's name."""
+
+    offsets: dict[str, int]
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """One graph with an offset for each of its values on one kind of device."""
@@ -202,6 +210,16 @@ def place_state(states: Iterable[Tensor], traits: DeviceTraits) -> StateLayout:
             offsets[tensor.name] = offset
             offset += align(tensor.size_bytes, traits.alignment)
     return StateLayout(offsets, offset)
+
+
+def place_tables(graph: Graph, traits: DeviceTraits) -> TableLayout:
+    """Give the tables of adapters that a graph reads their places in one buffer."""
+    offsets: dict[str, int] = {}
+    offset = 0
+    for tensor in graph.leaves(Op.ADAPTERS):
+        offsets[tensor.name] = offset
+        offset += align(tensor.size_bytes, traits.alignment)
+    return TableLayout(offsets, offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

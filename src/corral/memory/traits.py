@@ -60,6 +60,8 @@ class DeviceTraits:
     """Evaluations that may be under way at once; with two, the device can choose the tokens."""
     loading_bytes: int = 8 << 20
     """Staging through which weights pass while loading."""
+    attaches: bool = False
+    """Whether adapters can be attached to its products."""
     readers: int = 2
     """Threads that read and store weights at most; each owns a share of the loading buffer."""
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from corral.errors import InvalidArgument
 from corral.gguf import Metadata, TensorInfo
 from corral.kv.spec import KV_TYPES, KVSpec, LayerSpec, blocks_for, kv_spec
-from corral.memory.plan import ModelPlan, plan_model
+from corral.memory.plan import ModelPlan, Plan, plan_graph, plan_model
 from corral.memory.traits import DeviceTraits
 from corral.models.architecture import architecture
 from corral.models.hyper import Hyper
 from corral.models.weights import Weights
+from corral.tensor.attach import Attachment
 from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import Graph, ShapeClass
 from corral.tensor.rewrite import fuse
@@ -100,6 +101,14 @@ def design_model(
     """Plan a model for one kind of device; raises as `write_graph` does."""
     model = write_graph(metadata, tensors, limits)
     return ModelDesign(model.hyper, limits, model.kv, plan_graph_of(model.graph, traits))
+
+
+def plan_attached(graph: Graph, traits: DeviceTraits, attachment: Attachment) -> Plan:
+    """Fuse and plan a graph as `plan_graph_of` does, with adapters attached.
+
+    Weights and state lie where the model's own plan puts them; the rest is this plan's.
+    """
+    return plan_graph(verify(fuse(graph, traits.fused, attachment=attachment)), traits)
 
 
 def plan_graph_of(graph: Graph, traits: DeviceTraits) -> ModelPlan:

@@ -1,7 +1,8 @@
 """The op table: what each operation reads, gives and may overwrite.
 
 Models write the first group. The second group comes from `rewrite.py`, and only for a device whose
-traits name it. Attributes are frozen dataclasses, one for each operation that needs any.
+traits name it; the third from `attach.py`, for models with adapters. Attributes are frozen
+dataclasses, one for each operation that needs any.
 """
 
 import enum
@@ -133,6 +134,7 @@ class Op(enum.Enum):
     STATE = "keys and values of one layer, kept between evaluations"
     CONSTANT = "a few numbers known when the graph is built"
     RECEIVED = "rows that another device computed, in scratch before the evaluation begins"
+    ADAPTERS = "for one weight, where the matrices of each loaded adapter lie"
     # written by models
     EMBED = "rows of a table, chosen by token"
     RMS_NORM = "x / rms(x) · weight"
@@ -153,6 +155,9 @@ class Op(enum.Enum):
     GATED = "activation(gate) · up"
     GATED_QUANTIZE = "GATED, then QUANTIZE"
     MATMUL_ADD = "MATMUL plus a residual"
+    # written by attach.py
+    LORA_DOWN = "x · Aᵀ, for rows with adapters"
+    LORA_UP = "y + scale · down · Bᵀ, for rows with adapters"
 
     @property
     def traits(self) -> OpTraits:
@@ -168,6 +173,7 @@ TABLE: dict[Op, OpTraits] = {
     Op.STATE: OpTraits(()),
     Op.CONSTANT: OpTraits((), attributes=Constant),
     Op.RECEIVED: OpTraits(()),
+    Op.ADAPTERS: OpTraits(()),
     Op.EMBED: OpTraits(("tokens", "table"), attributes=Embed),
     Op.RMS_NORM: OpTraits(("x", "weight"), in_place=0, attributes=Norm),
     Op.MATMUL: OpTraits(("x", "weight", "bias"), optional=1),
@@ -188,4 +194,6 @@ TABLE: dict[Op, OpTraits] = {
     Op.GATED: OpTraits(("gate", "up"), in_place=0, attributes=Gate),
     Op.GATED_QUANTIZE: OpTraits(("gate", "up"), attributes=Gate),
     Op.MATMUL_ADD: OpTraits(("x", "weight", "residual", "bias"), optional=1, in_place=2),
+    Op.LORA_DOWN: OpTraits(("x", "spans", "adapters")),
+    Op.LORA_UP: OpTraits(("y", "down", "spans", "adapters"), in_place=0),
 }

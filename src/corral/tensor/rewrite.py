@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from corral.quant.types import DType
+from corral.tensor.attach import Attachment, attach
 from corral.tensor.graph import Graph, order
 from corral.tensor.ops import Op, Product
 from corral.tensor.tensor import Tensor
@@ -18,10 +19,15 @@ Readers = Mapping[Tensor, tuple[Tensor, ...]]
 Rule = Callable[[Tensor, Readers], Tensor | None]
 
 
-def fuse(graph: Graph, supported: frozenset[Op]) -> Graph:
-    """Apply every fusion whose result is among the supported operations."""
+def fuse(graph: Graph, supported: frozenset[Op], *, attachment: Attachment | None = None) -> Graph:
+    """Apply every fusion whose result is among the supported operations, and attach adapters.
+
+    Adapters come behind residuals, which they may be added to, and before rows become codes.
+    """
     if Op.MATMUL_ADD in supported:
         graph = rewrite(graph, add_residual)
+    if attachment is not None:
+        graph = attach(graph, attachment)
     if Op.GATED in supported:
         graph = rewrite(graph, gate)
     if Op.QUANTIZE in supported:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from corral.errors import InvalidGraph
 from corral.quant.types import DType
+from corral.tensor.attach import ADAPTER_WORDS, SPAN_WORDS, UNIT_RANKS
 from corral.tensor.graph import Graph
 from corral.tensor.ops import Attend, Columns, Constant, Norm, Op, Rope
 from corral.tensor.tensor import Extent, Tensor
@@ -216,6 +217,32 @@ def _quantize_plain(node: Tensor) -> str | None:
     return _same_shape(node) or _quantize(node)
 
 
+def _lora_down(node: Tensor) -> str | None:
+    _x, spans, adapters = node.sources
+    if node.columns % UNIT_RANKS:
+        return f"{node.columns} columns are no whole units of {UNIT_RANKS} ranks"
+    return _adapter_inputs(spans, adapters)
+
+
+def _lora_up(node: Tensor) -> str | None:
+    y, down, spans, adapters = node.sources
+    if y.shape != node.shape:
+        return "it changes the shape"
+    if down.op is not Op.LORA_DOWN or down.shape[0] != y.shape[0] or down.extent is not y.extent:
+        return f"{down!r} is not what adapters make of the same rows"
+    if down.sources[1:] != (spans, adapters):
+        return f"{down!r} is of other spans or of another weight"
+    return _adapter_inputs(spans, adapters)
+
+
+def _adapter_inputs(spans: Tensor, adapters: Tensor) -> str | None:
+    if spans.op is not Op.INPUT or spans.columns != SPAN_WORDS:
+        return f"{spans!r} are no spans of rows"
+    if adapters.op is not Op.ADAPTERS or adapters.columns != ADAPTER_WORDS:
+        return f"{adapters!r} does not say where adapters lie"
+    return None
+
+
 _QUANTIZING = frozenset({Op.QUANTIZE, Op.NORM_QUANTIZE, Op.GATED_QUANTIZE})
 
 RULES: dict[Op, Callable[[Tensor], str | None]] = {
@@ -237,5 +264,7 @@ RULES: dict[Op, Callable[[Tensor], str | None]] = {
     Op.NORM_QUANTIZE: lambda node: _norm(node) or _quantize(node),
     Op.GATED: _same_shape,
     Op.GATED_QUANTIZE: _quantize_plain,
+    Op.LORA_DOWN: _lora_down,
+    Op.LORA_UP: _lora_up,
 }
 """The rule of each operation: what is wrong with a node, or None."""

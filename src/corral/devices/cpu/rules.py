@@ -8,6 +8,7 @@ from corral.devices.cpu.kernels import (
     embed,
     gated,
     kv_append,
+    lora,
     matmul,
     norm,
     pack,
@@ -17,6 +18,7 @@ from corral.devices.cpu.kernels import (
 )
 from corral.devices.cpu.lower import Binding, Lowered, Rules
 from corral.devices.node_fields import append_fields, rope_fields, rotation_fields, row_fields
+from corral.errors import InternalError
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Cap, Embed, Gate, Norm, Op, Rope
@@ -224,6 +226,36 @@ def _select_rows(at: Binding, node: Tensor) -> Lowered:
     return KernelSpec.of(select_rows.select_rows), values, select_rows.FIELDS
 
 
+def _lora_down(at: Binding, node: Tensor) -> Lowered:
+    x, spans, adapters = node.sources
+    values = {
+        "x": at.address(x),
+        "out": at.address(node),
+        "x_stride": x.row_bytes,
+        "out_stride": node.row_bytes,
+        "columns": x.columns,
+        "spans": at.address(spans),
+        "adapters": at.address(adapters),
+    }
+    return KernelSpec.of(lora.lora_down), values, lora.DOWN_FIELDS
+
+
+def _lora_up(at: Binding, node: Tensor) -> Lowered:
+    y, down, spans, adapters = node.sources
+    if at.address(y) != at.address(node):
+        raise InternalError(f"{node!r} adds to {y!r}, and does not lie in its bytes")
+    values = {
+        "y": at.address(y),
+        "down": at.address(down),
+        "y_stride": y.row_bytes,
+        "down_stride": down.row_bytes,
+        "columns": node.columns,
+        "spans": at.address(spans),
+        "adapters": at.address(adapters),
+    }
+    return KernelSpec.of(lora.lora_up), values, lora.UP_FIELDS
+
+
 RULES: Rules = {
     Op.EMBED: (_embed,),
     Op.RMS_NORM: (_rms_norm,),
@@ -242,5 +274,7 @@ RULES: Rules = {
     Op.KV_APPEND: (_kv_append,),
     Op.ATTENTION: (_attention, _attention_merge),
     Op.SELECT_ROWS: (_select_rows,),
+    Op.LORA_DOWN: (_lora_down,),
+    Op.LORA_UP: (_lora_up,),
 }
 """The kernels of each operation."""

@@ -30,6 +30,7 @@ def reference_traits(fused: frozenset[Op] = frozenset()) -> DeviceTraits:
         interleave=0,
         fused=fused,
         record_bytes=RECORD_BYTES,
+        attaches=True,
     )
 
 

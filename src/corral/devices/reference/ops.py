@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from corral.devices.reference.activations import Bytes, decoded, quantize
 from corral.devices.reference.attention import Integers, attention, kv_append, rope, rotations
+from corral.devices.reference.lora import lora_down, lora_up
 from corral.devices.reference.storage import Floats
 from corral.tensor.ops import Activation, Cap, Embed, Gate, Norm, Op
 from corral.tensor.tensor import Tensor
@@ -142,5 +143,7 @@ KERNELS: dict[Op, Kernel] = {
     Op.GATED: gated,
     Op.GATED_QUANTIZE: gated_quantize,
     Op.MATMUL_ADD: matmul_add,
+    Op.LORA_DOWN: lora_down,
+    Op.LORA_UP: lora_up,
 }
 """One kernel an operation; leaves and views compute nothing."""

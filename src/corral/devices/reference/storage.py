@@ -27,6 +27,7 @@ _ELEMENTS: dict[DType, Any] = {
     DType.F16: np.float16,
     DType.BF16: np.uint16,
     DType.I32: np.int32,
+    DType.I64: np.int64,
 }
 
 _Q8_0 = np.dtype([("scale", "<f2"), ("codes", "i1", (GROUP,))])
