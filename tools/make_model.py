@@ -4,8 +4,7 @@
 
 Weights are blocks quantized from normal values (root mean square 1/sqrt(columns), so that logits
 stay finite) and drawn from a small pool, which is as fast as the disk. Which tensors are of which
-type follows llama.cpp's quantizer; where a width is no multiple of 256, Q8_0 stands in for
-K-quants.
+type follows llama.cpp's quantizer.
 The vocabulary is byte-level BPE with a handful of merges and unused tokens up to its size: any text
 can be tokenized, none is short.
 """
@@ -19,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from corral.gguf import ValueType, Writer
+from corral.gguf import Metadata, TensorInfo, ValueType, Writer
+from corral.models import mixture
+from corral.models.mixture import MIXTURES, Mixture
 from corral.quant.quantize import quantize
 from corral.quant.types import DType
 
@@ -60,37 +61,6 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """What a named file type makes of each tensor."""
-
-    file_type: int
-    base: DType
-    output: DType
-    """Of the output matrix, and of the embeddings where they serve as one."""
-    more: DType | None = None
-    """Of attn_v and ffn_down in the layers that get more bits."""
-
-
-MIXTURES = {
-    "F32": Mixture(0, DType.F32, DType.F32),
-    "F16": Mixture(1, DType.F16, DType.F16),
-    "BF16": Mixture(32, DType.BF16, DType.BF16),
-    "Q4_0": Mixture(2, DType.Q4_0, DType.Q6_K),
-    "Q4_1": Mixture(3, DType.Q4_1, DType.Q6_K),
-    "Q8_0": Mixture(7, DType.Q8_0, DType.Q8_0),
-    "Q4_K_S": Mixture(14, DType.Q4_K, DType.Q6_K),
-    "Q4_K_M": Mixture(15, DType.Q4_K, DType.Q6_K, DType.Q6_K),
-    "Q6_K": Mixture(18, DType.Q6_K, DType.Q6_K),
-}
-
-
-def gets_more_bits(layer: int, layers: int) -> bool:
-    """Return whether Q4_K_M spends more on this layer: the ends, and a third of the middle."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
-
-
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield names and shapes in the order converters write them."""
     s = shape
@@ -116,17 +86,10 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "output.weight", (s.vocabulary, s.width)
 
 
-def tensor_type(name: str, size: tuple[int, ...], shape: Shape, mixture: Mixture) -> DType:
-    """Return the type that llama.cpp's quantizer gives a tensor."""
-    if len(size) == 1:
-        return DType.F32
-    parts = name.split(".")
-    dtype = mixture.base
-    if name == "output.weight" or (name == "token_embd.weight" and shape.tied):
-        dtype = mixture.output
-    elif mixture.more and parts[0] == "blk" and parts[2] in ("attn_v", "ffn_down"):
-        dtype = mixture.more if gets_more_bits(int(parts[1]), shape.layers) else dtype
-    return dtype if size[-1] % dtype.block_elements == 0 else DType.Q8_0
+def tensor_types(shape: Shape, to: Mixture) -> dict[str, DType]:
+    """Return the types that llama.cpp's quantizer gives the tensors of such a model."""
+    table = [TensorInfo(name, DType.F32, size, 0, 0) for name, size in tensors(shape)]
+    return mixture.tensor_types(Metadata.of(sizes(shape)), table, to)
 
 
 @dataclass
@@ -197,14 +160,9 @@ def add_tokenizer(writer: Writer, shape: Shape) -> None:
     writer.add("tokenizer.chat_template", CHAT_TEMPLATE)
 
 
-def add_metadata(writer: Writer, name: str, shape: Shape, mixture: Mixture) -> None:
-    """Add what converters write for a model of this shape."""
-    writer.add("general.architecture", "llama")
-    writer.add("general.type", "model")
-    writer.add("general.name", f"random weights, shape of {name}")
-    writer.add("general.file_type", mixture.file_type)
-    writer.add("general.quantization_version", 2)
-    for key, value in {
+def sizes(shape: Shape) -> dict[str, str | int | float]:
+    """Return what the metadata says of a shape."""
+    own = {
         "block_count": shape.layers,
         "context_length": shape.context,
         "embedding_length": shape.width,
@@ -217,17 +175,30 @@ def add_metadata(writer: Writer, name: str, shape: Shape, mixture: Mixture) -> N
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": shape.head_dim,
         "rope.freq_base": shape.rope_base,
-    }.items():
-        writer.add(f"llama.{key}", value)
+    }
+    return {"general.architecture": "llama"} | {f"llama.{key}": own[key] for key in own}
+
+
+def add_metadata(writer: Writer, name: str, shape: Shape, to: Mixture) -> None:
+    """Add what converters write for a model of this shape."""
+    own = sizes(shape)
+    writer.add("general.architecture", own.pop("general.architecture"))
+    writer.add("general.type", "model")
+    writer.add("general.name", f"random weights, shape of {name}")
+    writer.add("general.file_type", to.file_type)
+    writer.add("general.quantization_version", 2)
+    for key, value in own.items():
+        writer.add(key, value)
 
 
 def write(path: Path, shape_name: str, type_name: str, seed: int = 0) -> None:
     """Write the model; the same seed gives the same file."""
-    shape, mixture = SHAPES[shape_name], MIXTURES[type_name]
+    shape, to = SHAPES[shape_name], MIXTURES[type_name]
     source = RandomBlocks(np.random.default_rng(seed))
-    table = [(n, s, tensor_type(n, s, shape, mixture)) for n, s in tensors(shape)]
+    types = tensor_types(shape, to)
+    table = [(name, size, types[name]) for name, size in tensors(shape)]
     with Writer(path) as writer:
-        add_metadata(writer, shape_name, shape, mixture)
+        add_metadata(writer, shape_name, shape, to)
         add_tokenizer(writer, shape)
         for name, size, dtype in table:
             writer.declare(name, dtype, size)

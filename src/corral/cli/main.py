@@ -41,6 +41,7 @@ COMMANDS = {
     "plan": "show the memory a model would need, without loading it",
     "bench": "measure prompt and generation speed",
     "perplexity": "measure how well a model predicts a text",
+    "quantize": "write a model with fewer bits",
 }
 
 _USAGE = """\

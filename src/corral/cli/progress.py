@@ -33,6 +33,7 @@ STAGES: Final = {
     "download": Stage("downloading"),
     "unpack": Stage("unpacking", delay_s=1.0),
     "read": Stage("reading weights", delay_s=1.0),
+    "quantize": Stage("quantizing", delay_s=1.0),
     "lower": Stage("preparing", are_bytes=False, delay_s=1.0),
     "kernels": Stage(
         "compiling kernels for this CPU, once",

@@ -59,7 +59,7 @@ def test_q4_k_m_mixture(tool: ModuleType):
     counts = {}
     for name in ("llama-1b", "llama-8b"):
         shape, mixture = tool.SHAPES[name], tool.MIXTURES["Q4_K_M"]
-        types = {n: tool.tensor_type(n, s, shape, mixture) for n, s in tool.tensors(shape)}
+        types = tool.tensor_types(shape, mixture)
         counts[name] = Counter(types.values())
         assert types["token_embd.weight"] is (DType.Q6_K if name == "llama-1b" else DType.Q4_K)
     assert counts["llama-1b"] == {DType.Q4_K: 96, DType.Q6_K: 17, DType.F32: 34}
@@ -69,5 +69,5 @@ def test_q4_k_m_mixture(tool: ModuleType):
 def test_narrow_models_fall_back(tool: ModuleType):
     """A width that is no multiple of 256 gives Q8_0 embeddings, as in the published Q4_1 file."""
     shape, mixture = tool.SHAPES["smollm2-135m"], tool.MIXTURES["Q4_1"]
-    types = {n: tool.tensor_type(n, s, shape, mixture) for n, s in tool.tensors(shape)}
+    types = tool.tensor_types(shape, mixture)
     assert Counter(types.values()) == {DType.Q8_0: 1, DType.Q4_1: 210, DType.F32: 61}
