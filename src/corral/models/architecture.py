@@ -29,7 +29,10 @@ class Architecture:
     """Writes the graph and returns the logits."""
 
 
-_SHARED = {"architecture", "hyper", "weights", "footprint", "split", "assign", "fit", "blocks"}
+_SHARED = {
+    *("architecture", "hyper", "weights", "footprint", "split", "assign", "fit", "blocks"),
+    "mixture",
+}
 
 
 def architectures() -> tuple[str, ...]:
