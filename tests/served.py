@@ -16,6 +16,7 @@ import hashlib
 import struct
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from corral.contract.events import (
@@ -72,6 +73,18 @@ class Run:
     failure: tuple | None = None
 
 
+def is_endless(question):
+    """Whether a question is about a text that says "wait"."""
+    match question:
+        case TokenizeQuestion(text="wait") | EmbedQuestion(prompt=TextPrompt("wait")):
+            return True
+        case RenderQuestion(prompt=prompt):
+            return bool(prompt.messages) and last_text(prompt) == "wait"
+        case DetokenizeQuestion(tokens=tokens):
+            return bytes(tokens) == b"wait"
+    return False
+
+
 class ScriptedService:
     """Does what prompts say; remembers what it was asked."""
 
@@ -81,6 +94,8 @@ class ScriptedService:
         self.capacity = capacity
         self.requests = []
         self.cancelled = []
+        self.endless = []
+        """What nobody answers until it is given up."""
         self.lost = False
         self.step_age_s = 0.0
         self.finished = 0
@@ -125,8 +140,16 @@ class ScriptedService:
             run.failure = (code, message)
             run.cancelled.set()
 
-    def ask(self, question, *, timeout_s):
-        """Answer every question there is."""
+    def inquire(self, question):
+        """Answer every question there is at once, but those about a text that says "wait"."""
+        coming = Future()
+        if is_endless(question):
+            self.endless.append(coming)
+        else:
+            coming.set_result(self._known(question))
+        return coming
+
+    def _known(self, question):
         match question:
             case TokenizeQuestion():
                 data = question.text.encode()

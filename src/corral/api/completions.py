@@ -12,6 +12,7 @@ from corral.api import translate
 from corral.api.bodies import read
 from corral.api.exchange import Exchange
 from corral.api.model import Model
+from corral.api.presence import while_there
 from corral.api.replies import (
     FINGERPRINT,
     Tally,
@@ -77,7 +78,9 @@ async def completions(request: Request) -> Response:
         max_tokens=translate.max_tokens(body.max_tokens),
         logprobs=body.logprobs,
     )
-    echoes = [await _echo(model, prompt) if body.echo else "" for prompt in prompts]
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = await while_there(request.receive, _echoes(model, prompts))
     exchange = await Exchange.open(serving, model, given, request.receive)
     texts = [text for text in echoes for _ in range(choices)]
     chunks = TextChunks(exchange, body, model, choices, texts)
@@ -97,6 +100,10 @@ def _refuse_what_is_missing(body: CompletionBody) -> None:
         translate.wrong("best_of", "only as many answers are generated as are wanted")
     if body.echo and body.logprobs is not None:
         translate.wrong("echo", "logprobs of the prompt are not known")
+
+
+async def _echoes(model: Model, prompts: Sequence[TextPrompt | TokenPrompt]) -> list[str]:
+    return [await _echo(model, prompt) for prompt in prompts]
 
 
 async def _echo(model: Model, prompt: TextPrompt | TokenPrompt) -> str:

@@ -5,6 +5,7 @@ import asyncio
 import base64
 import math
 import sys
+from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +13,8 @@ from starlette.responses import Response
 
 from corral.api import translate
 from corral.api.bodies import read
+from corral.api.model import Model
+from corral.api.presence import while_there
 from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import EmbeddingBody
 from corral.api.serving import namespace_of, serving_of
@@ -40,13 +43,8 @@ async def embeddings(request: Request) -> Response:
     if body.encoding_format not in (None, "float", "base64"):
         translate.wrong("encoding_format", "expected float or base64")
     prompts = translate.prompts("input", body.input, serving.settings.limits.prompts)
-    columns = (await model.describe()).embedding_columns
-    if body.dimensions is not None and not 1 <= body.dimensions <= columns:
-        translate.wrong("dimensions", f"expected 1 to {columns}")
-    namespace = namespace_of(request)
-    answers = await asyncio.gather(
-        *(model.ask(EmbedQuestion(prompt, namespace), EmbeddingAnswer) for prompt in prompts)
-    )
+    questions = [EmbedQuestion(prompt, namespace_of(request)) for prompt in prompts]
+    answers = await while_there(request.receive, _answers(model, questions, body.dimensions))
     vectors = [shortened(floats(answer.values), body.dimensions) for answer in answers]
     is_base64 = body.encoding_format == "base64"
     count = sum(answer.prompt_tokens for answer in answers)
@@ -61,6 +59,21 @@ async def embeddings(request: Request) -> Response:
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }
     )
+
+
+async def _answers(
+    model: Model, questions: Sequence[EmbedQuestion], dimensions: int | None
+) -> list[EmbeddingAnswer]:
+    """Ask all at once; where one fails, the others are given up."""
+    columns = (await model.describe()).embedding_columns
+    if dimensions is not None and not 1 <= dimensions <= columns:
+        translate.wrong("dimensions", f"expected 1 to {columns}")
+    asked = [asyncio.ensure_future(model.ask(one, EmbeddingAnswer)) for one in questions]
+    try:
+        return await asyncio.gather(*asked)
+    finally:
+        for one in asked:
+            one.cancel()
 
 
 def floats(data: bytes) -> "array.array[float]":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from starlette.types import Receive
 
 from corral.api.model import Model
+from corral.api.presence import ClientGone, gone
 from corral.contract.events import (
     ErrorEvent,
     Event,
@@ -27,10 +28,6 @@ from corral.errors import Closed, CorralError, ResourceError, TimeLimitExceeded
 
 if TYPE_CHECKING:
     from corral.api.serving import Serving
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 class Exchange:
@@ -86,9 +83,7 @@ class Exchange:
         self._watch = loop.create_task(self._watch_client(receive))
 
     async def _watch_client(self, receive: Receive) -> None:
-        # The body was read: whatever comes now is the end of the client.
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await gone(receive)
         self.end(ClientGone())
 
     @property

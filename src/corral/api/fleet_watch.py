@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from corral.api.errors import Problem
 from corral.api.fleet_models import in_thread
 from corral.api.meters import CONTENT_TYPE
+from corral.api.presence import gone
 from corral.api.routing import ApiRoute, get, json_reply
 from corral.api.serving import ServingMany, many_of
 from corral.api.sse import HEADERS, PING, encode
@@ -24,7 +25,6 @@ from corral.api.status import (
     Rates,
     RequestCounts,
     StatusReply,
-    gone,
     held_devices,
     rates_between,
 )

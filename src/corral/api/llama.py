@@ -11,6 +11,7 @@ from corral.api import translate
 from corral.api.bodies import read
 from corral.api.exchange import Exchange
 from corral.api.model import Model
+from corral.api.presence import while_there
 from corral.api.replies import TimingsReply, finite, piece_text, text_of, timings
 from corral.api.requests import number_of_choices, requests_for
 from corral.api.routing import ApiRoute, json_reply, post
@@ -71,7 +72,8 @@ async def completion(request: Request) -> Response:
     serving.require_open()
     body = await read(request, LlamaBody, serving.settings.limits)
     model = serving.find(body.model)
-    prompts = await _prompts(body, model, serving.settings.limits)
+    asked = _prompts(body, model, serving.settings.limits)
+    prompts = await while_there(request.receive, asked)
     number_of_choices(1, len(prompts), serving.settings.limits)
     given = await requests_for(
         request,

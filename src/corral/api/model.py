@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from corral.api.callers import Callers, begun, cancel_in_thread
 from corral.api.errors import Problem, Refused
 from corral.api.meters import ModelMeters
 from corral.api.settings import ApiSettings
-from corral.contract.fleet import Fleet, ModelState
+from corral.contract.fleet import Fleet, Hold, ModelState
 from corral.contract.messages import GenerationRequest
 from corral.contract.questions import (
     Answer,
@@ -27,15 +28,11 @@ from corral.contract.questions import (
     StatisticsQuestion,
 )
 from corral.contract.sampling import SamplingParams
-from corral.contract.service import Deliver, Service
+from corral.contract.service import Deliver, Service, late
 from corral.contract.worker import WorkerState, WorkerStatus
-from corral.errors import CorralError, InternalError, WorkerLost
-from corral.log import logger
+from corral.errors import InternalError, WorkerLost
 
-_log = logger(__name__)
 _A = TypeVar("_A", bound=Answer)
-_SUBMIT_THREADS = 4
-_ASK_THREADS = 16
 _LOOK_S = 1.0
 _LOADING_HEADERS_S = 0.25
 _LOADING_PING_S = 3.0
@@ -51,23 +48,6 @@ def not_ready(state: WorkerState) -> Refused:
     """Return what refuses a request that nobody answers in a state: 503, and when to come again."""
     message, retry_s = _NOT_READY[state]
     return Refused(Problem(503, message, code=503, headers={"Retry-After": str(retry_s)}))
-
-
-class Callers:
-    """Threads that call services."""
-
-    def __init__(self) -> None:
-        """Start none yet."""
-        self.submit = ThreadPoolExecutor(_SUBMIT_THREADS, "corral-api-submit")
-        self.ask = ThreadPoolExecutor(_ASK_THREADS, "corral-api-ask")
-        self.look = ThreadPoolExecutor(1, "corral-api-look")
-        """What tells how a service is does not wait for long questions to it."""
-
-    def close(self) -> None:
-        """Let the threads go."""
-        self.ask.shutdown(wait=False, cancel_futures=True)
-        self.look.shutdown(wait=False, cancel_futures=True)
-        self.submit.shutdown(wait=False)
 
 
 class Model(Protocol):
@@ -120,27 +100,15 @@ async def call(
     kind: type[_A],
     limit_s: float,
 ) -> _A:
-    """Return a service's answer, asked in a thread; raises CorralError."""
-    asked = functools.partial(service.ask, question, timeout_s=limit_s)
-    answer = await asyncio.get_running_loop().run_in_executor(threads, asked)
+    """Return a service's answer; who is cancelled gives the question up; raises CorralError."""
+    try:
+        async with asyncio.timeout(limit_s):
+            answer = await begun(threads, functools.partial(service.inquire, question))
+    except TimeoutError:
+        raise late(question, limit_s) from None
     if not isinstance(answer, kind):
         raise InternalError(f"asked for {kind.__name__}, got {type(answer).__name__}")
     return answer
-
-
-def cancel_in_thread(callers: Callers, cancel: Callable[[str], None], request_id: str) -> None:
-    """Have a request ended soon, without waiting for it."""
-
-    def end() -> None:
-        try:
-            cancel(request_id)
-        except CorralError as error:
-            _log.debug("cannot cancel %s: %s", request_id, error)
-
-    try:
-        callers.submit.submit(end)
-    except RuntimeError:  # closed: the service ends everything by itself
-        _log.debug("request %s is left to the service, which closes", request_id)
 
 
 class SoleModel:
@@ -187,7 +155,8 @@ class SoleModel:
     async def ask(self, question: Question, kind: type[_A]) -> _A:
         """Return the service's answer."""
         limit_s = self._settings.limits.ask_s
-        return await call(self._service, self._callers.ask, question, kind, limit_s)
+        async with self._callers.questions:
+            return await call(self._service, self._callers.ask, question, kind, limit_s)
 
     async def describe(self) -> Description:
         """Return what the service runs."""
@@ -255,12 +224,12 @@ class RoutedModel:
 
     async def ask(self, question: Question, kind: type[_A]) -> _A:
         """Return the model's answer, once it is loaded."""
-        loop = asyncio.get_running_loop()
         hold = functools.partial(self._fleet.hold, self.name)
-        held = await asyncio.wrap_future(await loop.run_in_executor(self._callers.submit, hold))
+        held = await begun(self._callers.submit, hold, take_back=Hold.release)
         try:
             limit_s = self._settings.limits.ask_s
-            return await call(held.service, self._callers.ask, question, kind, limit_s)
+            async with self._callers.questions:
+                return await call(held.service, self._callers.ask, question, kind, limit_s)
         finally:
             held.release()
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from corral.api.errors import problem_of
-from corral.api.exchange import ClientGone
+from corral.api.presence import ClientGone
 from corral.api.translate import params_of
 
 Handler = Callable[[Request], Awaitable[Response]]

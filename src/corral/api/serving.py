@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 
+from corral.api.callers import Callers
 from corral.api.errors import refused
 from corral.api.exchange import Exchange
 from corral.api.fleet_meters import FleetMeters
 from corral.api.mailroom import Inbox, Mailroom
 from corral.api.meters import Meters
-from corral.api.model import Callers, Model, RoutedModel, SoleModel, not_ready
+from corral.api.model import Model, RoutedModel, SoleModel, not_ready
 from corral.api.readings import Readings
 from corral.api.settings import ApiSettings
 from corral.contract.fleet import Fleet

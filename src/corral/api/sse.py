@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from corral.api.errors import problem_of
-from corral.api.exchange import ClientGone, Exchange
+from corral.api.exchange import Exchange
+from corral.api.presence import ClientGone
 from corral.api.settings import ApiSettings
 from corral.contract.events import Event
 

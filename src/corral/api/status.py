@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from corral.api.presence import gone
 from corral.api.readings import DeviceState
 from corral.api.routing import ApiRoute, get, json_reply
 from corral.api.serving import ServingOne, serving_of
@@ -264,9 +265,3 @@ class StatusStream(Response):
         finally:
             left.cancel()
             stopping.cancel()
-
-
-async def gone(receive: Receive) -> None:
-    """Wait until the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

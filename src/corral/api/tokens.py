@@ -1,10 +1,14 @@
 """POST /tokenize, /detokenize and /apply-template: what the model's text is made of."""
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api import translate
 from corral.api.bodies import read
+from corral.api.model import Model
+from corral.api.presence import while_there
 from corral.api.routing import ApiRoute, json_reply, post
 from corral.api.schema import ChatBody, DetokenizeBody, TokenizeBody
 from corral.api.serving import serving_of
@@ -35,7 +39,7 @@ async def tokenize(request: Request) -> Response:
     most = serving.settings.limits.tokenized_characters
     content = translate.tokenized_text("content", body.content, most)
     question = TokenizeQuestion(content, body.add_special, body.parse_special)
-    answer = await model.ask(question, TokensAnswer)
+    answer = await while_there(request.receive, model.ask(question, TokensAnswer))
     if not body.with_pieces:
         return json_reply({"tokens": answer.tokens})
     pairs = zip(answer.tokens, answer.pieces, strict=True)
@@ -56,12 +60,16 @@ async def detokenize(request: Request) -> Response:
     serving.require_open()
     body = await read(request, DetokenizeBody, serving.settings.limits)
     model = serving.find(body.model)
+    text = await while_there(request.receive, _text(model, body.tokens))
+    return json_reply({"content": text})
+
+
+async def _text(model: Model, tokens: Sequence[int]) -> str:
     size = (await model.describe()).vocabulary_size
-    for index, token in enumerate(body.tokens):
+    for index, token in enumerate(tokens):
         if not 0 <= token < size:
             translate.wrong(f"tokens[{index}]", f"expected a token from 0 to {size - 1}")
-    answer = await model.ask(DetokenizeQuestion(tuple(body.tokens)), TextAnswer)
-    return json_reply({"content": answer.text})
+    return (await model.ask(DetokenizeQuestion(tuple(tokens)), TextAnswer)).text
 
 
 async def apply_template(request: Request) -> Response:
@@ -70,5 +78,6 @@ async def apply_template(request: Request) -> Response:
     serving.require_open()
     body = await read(request, ChatBody, serving.settings.limits)
     model = serving.find(body.model)
-    answer = await model.ask(RenderQuestion(translate.chat_prompt(body)), TextAnswer)
+    question = RenderQuestion(translate.chat_prompt(body))
+    answer = await while_there(request.receive, model.ask(question, TextAnswer))
     return json_reply({"prompt": answer.text})

@@ -4,11 +4,14 @@ An engine is a Service, and so is a worker at the other end of a socket, and a s
 """
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Protocol
 
 from corral.contract.events import Event
 from corral.contract.messages import GenerationRequest
 from corral.contract.questions import Answer, Question
+from corral.errors import Closed, TimeLimitExceeded
 
 Deliver = Callable[[Event], None]
 """Takes one event. It is called from a thread of the service and must return at once: it puts the
@@ -40,11 +43,44 @@ class Service(Protocol):
         """End a request soon, with reason CANCELLED; an unknown or finished one is no error."""
         ...
 
+    def inquire(self, question: Question) -> Future[Answer]:
+        """Ask a question and return what its answer will come in; cancel that to give up.
+
+        What is given up is not worked on any more, unless that has begun and takes no time.
+
+        Raises:
+            CorralError: WorkerLost, Closed and QueueFull as `submit`; whatever else the answering
+                side raises comes in place of the answer.
+        """
+        ...
+
     def ask(self, question: Question, *, timeout_s: float) -> Answer:
         """Wait for the answer to a question, for so many seconds at most.
 
         Raises:
-            TimeLimitExceeded: there is none after that time.
-            CorralError: whatever the answering side raises; and WorkerLost and Closed as `submit`.
+            TimeLimitExceeded: there is none after that time; the question was given up.
+            CorralError: whatever the answering side raises, and as `inquire`.
         """
         ...
+
+
+def awaited(coming: Future[Answer], question: Question, timeout_s: float) -> Answer:
+    """Return an answer when it is there, or give its question up.
+
+    Raises:
+        TimeLimitExceeded: there was none after so many seconds.
+        Closed: nobody will answer any more.
+        CorralError: it came in place of the answer.
+    """
+    try:
+        return coming.result(timeout_s)
+    except FutureTimeout:
+        coming.cancel()
+        raise late(question, timeout_s) from None
+    except CancelledError:
+        raise Closed("whoever was asked is closed") from None
+
+
+def late(question: Question, timeout_s: float) -> TimeLimitExceeded:
+    """Return what is raised when there is no answer in time."""
+    return TimeLimitExceeded(f"a {type(question).__name__} was not answered in {timeout_s:g} s")

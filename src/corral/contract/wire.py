@@ -6,7 +6,7 @@
        │── Start ─────────────────────▶│
        │◀─────────────── Progress* ────│
        │◀────────── Ready or Failed ───│
-       │── Submit, Cancel, Ask, Stop ─▶│
+       │── Submit, Cancel, Ask … ─────▶│   and Forget, Stop
        │◀── Happened, Answered, Refused│
        │◀──────────────────── Saved? ──│   when it ends
 
@@ -28,7 +28,7 @@ from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerSpec
 from corral.errors import InvalidArgument, ProtocolError
 
-VERSION = 5
+VERSION = 6
 """Of what crosses a socket; whoever changes a message raises it."""
 MAX_FRAME_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
@@ -65,7 +65,12 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
     number: int
     question: Question
-    timeout_s: float
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody waits for the answer to a question any more."""
+
+    number: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -74,7 +79,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = Start | Submit | Cancel | Ask | Stop
+Command = Start | Submit | Cancel | Ask | Forget | Stop
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -11,7 +11,6 @@ the inbox and is done between two steps, so a cancel takes effect before the nex
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -27,7 +26,7 @@ from corral.contract.questions import (
     ServiceStatistics,
     StatisticsQuestion,
 )
-from corral.contract.service import Deliver
+from corral.contract.service import Deliver, awaited
 from corral.engine.answering import Answering
 from corral.engine.asking import answer, describe
 from corral.engine.counts import Counts
@@ -37,7 +36,7 @@ from corral.engine.opened import OpenedModel
 from corral.engine.reply_plan import plan_reply
 from corral.engine.sequence import Sequence, SequenceState
 from corral.engine.templates import prompt_tokens
-from corral.errors import Closed, InternalError, InvalidArgument, QueueFull, TimeLimitExceeded
+from corral.errors import Closed, InternalError, InvalidArgument, QueueFull
 from corral.log import logger
 from corral.sampling.sampler import Sampler
 
@@ -47,6 +46,13 @@ _log = logger(__name__)
 
 def _nothing() -> None:
     """Stand for a caller who does not want to be told."""
+
+
+def _settled(given: Answer) -> Future[Answer]:
+    """Return an answer that is there already."""
+    coming: Future[Answer] = Future()
+    coming.set_result(given)
+    return coming
 
 
 class EngineService:
@@ -116,34 +122,23 @@ class EngineService:
         """End a request before the next step; an unknown or finished one is no error."""
         self._inbox.put(partial(self._cancel, request_id))
 
-    def ask(self, question: Question, *, timeout_s: float) -> Answer:
-        """Wait for the answer to a question, for so many seconds at most.
-
-        Raises:
-            TimeLimitExceeded: there is none after that time.
-            CorralError: if it cannot be answered.
-            Closed: the service is closed.
-        """
-        if isinstance(question, StatisticsQuestion):
-            return self.statistics()
-        if isinstance(question, DescribeQuestion):
-            return self.description
+    def inquire(self, question: Question) -> Future[Answer]:
+        """Ask a question; raises as `contract.service.Service` says."""
+        match question:
+            case StatisticsQuestion():
+                return _settled(self.statistics())
+            case DescribeQuestion():
+                return _settled(self.description)
         with self._changed:
             if self._is_closed:
                 raise Closed(f"model {self._opened.name} was closed")
-            coming: Future[Answer]
             if isinstance(question, EmbedQuestion):
-                coming = self._ask_vector(question)
-            else:
-                coming = self._asking.submit(answer, question, self._opened)
-        try:
-            return coming.result(timeout_s)
-        except FutureTimeout:
-            coming.cancel()
-            self._inbox.put(partial(self._drop_vector, coming))
-            raise TimeLimitExceeded(
-                f"a {type(question).__name__} was not answered in {timeout_s:g} s"
-            ) from None
+                return self._ask_vector(question)
+            return self._asking.submit(answer, question, self._opened)
+
+    def ask(self, question: Question, *, timeout_s: float) -> Answer:
+        """Wait for the answer to a question; raises as `contract.service.Service` says."""
+        return awaited(self.inquire(question), question, timeout_s)
 
     def _ask_vector(self, question: EmbedQuestion) -> Future[Answer]:
         """Queue a prompt whose hidden state is wanted; the lock is held."""
@@ -154,7 +149,13 @@ class EngineService:
         coming: Future[Answer] = Future()
         self._asked[coming] = None
         self._preparing.submit(self._prepare_vector, question, coming)
+        coming.add_done_callback(self._forget_vector)
         return coming
+
+    def _forget_vector(self, coming: Future[Answer]) -> None:
+        """Compute no more for a question that was given up."""
+        if coming.cancelled():
+            self._inbox.put(partial(self._drop_vector, coming))
 
     def statistics(self) -> ServiceStatistics:
         """Return what the service holds and has done, as it was after the last step."""
@@ -210,6 +211,8 @@ class EngineService:
     def _prepare(self, answering: Answering) -> None:
         """Do for a request what takes time and needs no engine."""
         opened, request = self._opened, answering.request
+        if self._live.get(request.request_id) is not answering:
+            return  # it was cancelled meanwhile
         self._counts.preparing()
         try:
             tokens = self._tokens(request.prompt)
@@ -234,6 +237,8 @@ class EngineService:
         return prompt_tokens(prompt, model.tokenizer, lambda: model.template, context=model.context)
 
     def _prepare_vector(self, question: EmbedQuestion, coming: Future[Answer]) -> None:
+        if coming.cancelled():
+            return  # nobody waits any more
         self._counts.preparing()
         try:
             tokens = self._tokens(question.prompt)

@@ -119,16 +119,6 @@ class Errands:
 
         self._apply(take)
 
-    def _pids(self) -> dict[str, int]:
-        """Return the processes that are there, by model."""
-        children = {key: child for key, child in self._children.items() if child.done()}
-        pids = {
-            model: child.result().pid
-            for (model, _), child in children.items()
-            if child.exception() is None
-        }
-        return {model: pid for model, pid in pids.items() if pid is not None}
-
     def _start(self, start: Start) -> None:
         model, generation = start.model, start.generation
         with self._lock:

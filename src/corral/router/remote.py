@@ -7,7 +7,7 @@ that was under way ends with WorkerLost. It knows no process.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 
 from corral.contract import wire
 from corral.contract.events import (
@@ -19,21 +19,18 @@ from corral.contract.events import (
 )
 from corral.contract.messages import GenerationRequest
 from corral.contract.questions import Answer, Description, Question
-from corral.contract.service import Deliver
+from corral.contract.service import Deliver, awaited
 from corral.errors import (
     CorralError,
     InvalidArgument,
     ProtocolError,
     QueueFull,
-    TimeLimitExceeded,
     WorkerLost,
 )
 from corral.log import logger
 
 Watcher = Callable[[wire.Told], None]
 """Told what a worker says of itself, in the reading thread."""
-_LONGEST_ANSWER_S = 5.0
-"""How much longer than the worker itself one waits for its answer."""
 _log = logger(__name__)
 
 
@@ -97,8 +94,8 @@ class RemoteService:
                 return
         self._tell(wire.Cancel(request_id))
 
-    def ask(self, question: Question, *, timeout_s: float) -> Answer:
-        """Wait for the answer to a question; raises as `contract.service.Service` says."""
+    def inquire(self, question: Question) -> Future[Answer]:
+        """Ask a question; raises as `contract.service.Service` says."""
         wire.require_readable(question)
         coming: Future[Answer] = Future()
         with self._lock:
@@ -107,15 +104,25 @@ class RemoteService:
             self._next_number += 1
             self._asked[number] = coming
         try:
-            self._tell(wire.Ask(number, question, timeout_s))
-            return coming.result(timeout_s + min(timeout_s, _LONGEST_ANSWER_S))
-        except FutureTimeout:
-            raise TimeLimitExceeded(
-                f"a {type(question).__name__} was not answered in {timeout_s:g} s"
-            ) from None
-        finally:
+            self._tell(wire.Ask(number, question))
+        except CorralError:
             with self._lock:
                 self._asked.pop(number, None)
+            raise
+        coming.add_done_callback(partial(self._forget, number))
+        return coming
+
+    def ask(self, question: Question, *, timeout_s: float) -> Answer:
+        """Wait for the answer to a question; raises as `contract.service.Service` says."""
+        return awaited(self.inquire(question), question, timeout_s)
+
+    def _forget(self, number: int, coming: Future[Answer]) -> None:
+        """Have a question forgotten that was given up."""
+        if coming.cancelled():
+            with self._lock:
+                is_open = self._asked.pop(number, None) is not None
+            if is_open:
+                self._tell(wire.Forget(number))
 
     def stop(self, drain_s: float) -> None:
         """Have the worker end, and what runs get so many seconds."""
@@ -178,7 +185,7 @@ class RemoteService:
     def _answer(self, number: int, answer: Answer | CorralError) -> None:
         with self._lock:
             coming = self._asked.pop(number, None)
-        if coming is None:
+        if coming is None or not coming.set_running_or_notify_cancel():
             return  # nobody waits any more
         if isinstance(answer, CorralError):
             coming.set_exception(answer)

@@ -2,7 +2,7 @@
 
 What there is to use, and all of it from any thread:
 
-    worker = supervise(spec)         a `contract.service.Service`: submit, cancel, ask
+    worker = supervise(spec)         a `contract.service.Service`: submit, cancel, inquire, ask
     worker.status                    WorkerStatus: state, loading progress, restarts, pid, error
     worker.state                     the WorkerState of that
     worker.description               Description, once the model was loaded; it holds the planned
@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Self
 
 from corral.contract import wire
@@ -152,6 +153,10 @@ class Supervisor:
         remote = self._remote
         if remote is not None:
             remote.cancel(request_id)
+
+    def inquire(self, question: Question) -> Future[Answer]:
+        """Ask a question; raises as `contract.service.Service` says."""
+        return self._ready().inquire(question)
 
     def ask(self, question: Question, *, timeout_s: float) -> Answer:
         """Wait for the answer to a question; raises as `contract.service.Service` says."""

@@ -15,7 +15,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -25,20 +26,18 @@ from corral import log
 from corral.config import settings
 from corral.contract import wire
 from corral.contract.events import FinishEvent, FinishReason, described, error_event
-from corral.contract.questions import DescribeQuestion, StatisticsQuestion
+from corral.contract.questions import Answer
 from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerExit, WorkerSpec
 from corral.engine.opened import OpenedModel, Sizes, open_by_name
 from corral.engine.serving import EngineService
 from corral.engine.sessions.sessions import Sessions
 from corral.engine.targets import Targets
-from corral.errors import CorralError, DeviceFault, ProtocolError
+from corral.errors import Closed, CorralError, DeviceFault, ProtocolError
 from corral.worker.complaints import complaining
 from corral.worker.outbox import Outbox
 from corral.worker.parent import die_with
 
-_ANSWERING_THREADS = 16
-"""Questions at once; those for vectors are computed together."""
 _POLL_S = 0.05
 """How often a drain looks whether it is to be cut short."""
 _PROGRESS_S = 0.1
@@ -90,7 +89,8 @@ class Worker:
         self._restored: SessionsRestored | None = None
         self._ends: SimpleQueue[tuple[WorkerExit, float]] = SimpleQueue()
         """Why to end, and how many seconds running requests get."""
-        self._asking = ThreadPoolExecutor(_ANSWERING_THREADS, "corral-answer")
+        self._inquiries: dict[int, Future[Answer]] = {}
+        """Questions that somebody waits for; those that the service has answered leave first."""
 
     def run(self) -> WorkerExit:
         """Load, serve until there is a reason to end, and end; errors in its log are passed on."""
@@ -115,7 +115,6 @@ class Worker:
             self._outbox.close()
             _exit_now(code)  # nothing of a device that failed is worth waiting for
         service.close(before_end=self._save if code is WorkerExit.STOPPED else _nothing)
-        self._asking.shutdown()
         self._outbox.close()
         self._channel.shut()
         return code
@@ -216,10 +215,12 @@ class Worker:
             case wire.Cancel(request_id=request_id):
                 if self._service is not None:
                     self._service.cancel(request_id)
-            case wire.Ask(question=StatisticsQuestion() | DescribeQuestion()):
-                self._answer(command)  # known at once: it does not wait for those that take long
             case wire.Ask():
-                self._asking.submit(self._answer, command)
+                self._ask(command)
+            case wire.Forget(number=number):
+                given_up = self._inquiries.pop(number, None)
+                if given_up is not None:
+                    given_up.cancel()
             case wire.Stop(drain_s=seconds):
                 self._end(WorkerExit.STOPPED, seconds)
             case wire.Start():
@@ -236,17 +237,29 @@ class Worker:
             last = FinishEvent(request_id=request.request_id, reason=FinishReason.ERROR)
             self._outbox.send(wire.Happened((refused, last)))
 
-    def _answer(self, asked: wire.Ask) -> None:
+    def _ask(self, asked: wire.Ask) -> None:
         try:
             if self._service is None:
                 raise ProtocolError("a worker was asked before its model was loaded")
-            answer = self._service.ask(asked.question, timeout_s=asked.timeout_s)
+            coming = self._service.inquire(asked.question)
+        except CorralError as error:
+            self._outbox.send(wire.Refused(asked.number, *described(error)))
+        else:
+            self._inquiries[asked.number] = coming
+            coming.add_done_callback(partial(self._answer, asked.number))
+
+    def _answer(self, number: int, coming: Future[Answer]) -> None:
+        """Tell an answer, or why there is none; from any thread."""
+        if self._inquiries.pop(number, None) is None:
+            return  # nobody waits any more
+        try:
+            self._outbox.send(wire.Answered(number, coming.result()))
+        except CancelledError:
+            self._outbox.send(wire.Refused(number, *described(Closed("the worker ends"))))
         except Exception as error:
             if not isinstance(error, CorralError):
                 _log.error("a question has no answer", exc_info=True)
-            self._outbox.send(wire.Refused(asked.number, *described(error)))
-        else:
-            self._outbox.send(wire.Answered(asked.number, answer))
+            self._outbox.send(wire.Refused(number, *described(error)))
 
 
 def _nothing() -> None:

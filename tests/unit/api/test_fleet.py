@@ -65,6 +65,65 @@ def chat(model, text="echo one two", **more):
     return {"model": model, "messages": [{"role": "user", "content": text}], **more}
 
 
+class Left:
+    """Asks something of an application and leaves when it is told to."""
+
+    def __init__(self, app, path, **fields):
+        self._app, self._path, self._fields = app, path, fields
+        self.status = None
+
+    async def ask_until(self, is_time):
+        """Send the request; leave when it is time, and return when it was answered."""
+        body = json.dumps(self._fields).encode()
+        messages = [{"type": "http.request", "body": body}]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self._path,
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        }
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            while not is_time():
+                await asyncio.sleep(0.005)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            self.status = message.get("status", self.status)
+
+        async with self._app.router.lifespan_context(self._app):
+            await self._app(scope, receive, send)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize"])
+def test_who_leaves_while_a_model_loads_waits_for_it_no_more(path):
+    """The load goes on, and the model counts as unused: it may go."""
+    with Played(entry("a", 40), loads_at_once=False) as played:
+        left = Left(Asked(played).app, path, model="a", input="x", content="x")
+        waits = lambda: played.router.model_status("a").waiting == 1  # noqa: E731
+        asyncio.run(left.ask_until(lambda: waits() and played.children))
+        assert left.status == 499
+        until(lambda: played.router.model_status("a").waiting == 0)
+        played.children[0].load()
+        until(lambda: played.state("a") is ModelState.READY)
+        assert played.router.model_status("a").running == 0
+
+
+def test_who_leaves_while_a_question_is_answered_lets_the_model_go(fleet):
+    """The question is given up, and its model is held no longer."""
+    played, ask = fleet
+    left = Left(ask.app, "/v1/embeddings", model="a", input="wait")
+    running = lambda: played.router.model_status("a").running  # noqa: E731
+    endless = lambda: played.children and played.children[0].service.endless  # noqa: E731
+    asyncio.run(left.ask_until(endless))
+    assert left.status == 499
+    until(lambda: not running())
+    assert all(coming.cancelled() for coming in endless())
+
+
 def test_the_model_of_a_request_answers_it(fleet):
     """By name or alias, for every kind of request; each reply names the model."""
     played, ask = fleet

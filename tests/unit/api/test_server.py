@@ -223,6 +223,36 @@ def test_the_sender_of_a_body_too_large_hears_of_it(served, is_announced):
     assert response.json()["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": ["echo a", "wait", "wait"]}),
+        ("/tokenize", {"content": "wait"}),
+        ("/detokenize", {"tokens": [*b"wait"]}),
+        ("/apply-template", {"messages": said("wait")}),
+        ("/completion", {"prompt": ["wait", 5]}),
+        ("/v1/completions", {"prompt": [*b"wait"], "echo": True}),
+    ],
+)
+def test_a_client_that_leaves_gives_its_questions_up(served, service, path, fields):
+    """Whoever answers is told that nobody waits any more; others are answered."""
+    server = served()
+    with connect(server) as connection:
+        connection.sendall(post(path, **fields))
+        until(lambda: service.endless)
+        assert not any(coming.cancelled() for coming in service.endless)
+    until(lambda: all(coming.cancelled() for coming in service.endless))
+    assert httpx.post(f"{server.url}/tokenize", json={"content": "a"}).json() == {"tokens": [97]}
+
+
+def test_a_question_that_fails_gives_up_those_beside_it(served, service):
+    """Nobody computes the others of a request that is answered with an error."""
+    server = served(ApiSettings(model="scripted", limits=Limits(ask_s=0.2)))
+    reply = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["wait", "wait"]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "time_limit_exceeded")
+    until(lambda: len(service.endless) == 2 and all(one.cancelled() for one in service.endless))
+
+
 def test_who_waits_for_leave_to_send_gets_none_for_too_much(served):
     """`Expect: 100-continue` spares both sides the body."""
     server = served(ApiSettings(model="m", limits=Limits(body_bytes=1000)))

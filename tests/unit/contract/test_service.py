@@ -2,11 +2,21 @@
 
 import subprocess
 import sys
+from concurrent.futures import Future
+
+import pytest
 
 from corral.contract.events import FinishEvent, FinishReason, TokenEvent
 from corral.contract.messages import GenerationRequest, TextPrompt
-from corral.contract.questions import Answer, Question, ServiceStatistics, StatisticsQuestion
-from corral.contract.service import Deliver, Service
+from corral.contract.questions import (
+    Answer,
+    Question,
+    ServiceStatistics,
+    StatisticsQuestion,
+    TokenizeQuestion,
+)
+from corral.contract.service import Deliver, Service, awaited
+from corral.errors import Closed, TimeLimitExceeded
 
 
 class Script:
@@ -23,9 +33,14 @@ class Script:
     def cancel(self, request_id: str) -> None:
         pass
 
+    def inquire(self, question: Question) -> Future[Answer]:
+        coming: Future[Answer] = Future()
+        if isinstance(question, StatisticsQuestion):
+            coming.set_result(ServiceStatistics(finished_requests=self.finished))
+        return coming
+
     def ask(self, question: Question, *, timeout_s: float) -> Answer:
-        assert isinstance(question, StatisticsQuestion)
-        return ServiceStatistics(finished_requests=self.finished)
+        return awaited(self.inquire(question), question, timeout_s)
 
 
 def test_a_script_is_a_service():
@@ -36,6 +51,17 @@ def test_a_script_is_a_service():
     service.cancel("unknown")
     assert [type(event) for event in events] == [TokenEvent, FinishEvent]
     assert service.ask(StatisticsQuestion(), timeout_s=1).finished_requests == 1
+
+
+def test_a_question_without_an_answer_is_given_up():
+    """Whoever answers sees that nobody waits any more; one that is cancelled there is an error."""
+    service, question = Script(), TokenizeQuestion("x")
+    coming = service.inquire(question)
+    with pytest.raises(TimeLimitExceeded, match="TokenizeQuestion"):
+        awaited(coming, question, 0.001)
+    assert coming.cancelled()
+    with pytest.raises(Closed):
+        awaited(coming, question, 1.0)
 
 
 def test_light_imports():

@@ -52,7 +52,8 @@ COMMANDS = [
     wire.Submit(REQUEST),
     wire.Submit(GenerationRequest(request_id="b", prompt=TokenPrompt((1, 2)))),
     wire.Cancel("a"),
-    wire.Ask(3, EmbedQuestion(TextPrompt("x")), 1.0),
+    wire.Ask(3, EmbedQuestion(TextPrompt("x"))),
+    wire.Forget(3),
     wire.Stop(0.5),
 ]
 REPORTS = [

@@ -519,3 +519,27 @@ class TestEmbeddings:
         service.cancel("a")
         held.finish()
         assert eventually(lambda: statistics(service).kv_blocks_used == 0)
+
+    def test_a_question_given_up_is_not_prepared(self, serve, monkeypatch):
+        """What is cancelled while others are prepared costs nothing; neither does a request."""
+        service = serve(embeddings=True)
+        go_on, prepared = threading.Event(), []
+        plain = service._tokens
+
+        def slow(prompt):
+            prepared.append(prompt)
+            assert go_on.wait(LIMIT_S)
+            return plain(prompt)
+
+        monkeypatch.setattr(service, "_tokens", slow)
+        first = submit(service, "a", "first", 1)
+        waiting = submit(service, "b", "second", 1)
+        coming = service.inquire(EmbedQuestion(TextPrompt("third")))
+        coming.cancel()
+        service.cancel("b")
+        assert waiting.finish().reason is FinishReason.CANCELLED
+        assert eventually(lambda: not service._asked)
+        go_on.set()
+        first.finish()
+        answer(service, "c", "fourth", 1)
+        assert [prompt.text for prompt in prepared] == ["first", "fourth"]

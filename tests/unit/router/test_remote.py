@@ -161,6 +161,25 @@ def test_questions_are_answered_by_number():
         assert answers == {"x": TextAnswer("yes"), "y": "no"}
         with pytest.raises(TimeLimitExceeded):
             service.ask(StatisticsQuestion(), timeout_s=0.01)
+        late = script.hear()
+        assert script.hear() == wire.Forget(late.number)
+        script.send(wire.Answered(late.number, TextAnswer("too late")))
+        assert not service._asked
+
+
+def test_a_question_that_is_given_up_is_forgotten_at_the_other_end():
+    """Once; one that was answered is not."""
+    with connected() as (service, script):
+        given_up, kept = (service.inquire(TokenizeQuestion(text)) for text in "xy")
+        first, second = script.hear(), script.hear()
+        given_up.cancel()
+        given_up.cancel()
+        assert script.hear() == wire.Forget(first.number)
+        script.send(wire.Answered(second.number, TextAnswer("yes")))
+        assert kept.result(LIMIT_S) == TextAnswer("yes")
+        kept.cancel()
+        submit(service, "a")
+        assert script.hear() == wire.Submit(request("a"))
 
 
 def test_a_lost_worker_ends_all_that_was_under_way():

@@ -3,7 +3,7 @@
 import os
 import socket
 import struct
-import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -16,11 +16,11 @@ from corral.contract.questions import (
     TokensAnswer,
 )
 from corral.contract.worker import WorkerExit, WorkerSpec
+from corral.errors import TemplateError
 from corral.log import logger
 from corral.worker.complaints import complaining
 from corral.worker.outbox import Outbox
 from corral.worker.worker import Worker, _seldom, main
-from serving import LIMIT_S
 
 
 @pytest.fixture
@@ -92,14 +92,16 @@ class Busy:
     """A service that answers questions about itself, and no other until it is let go."""
 
     def __init__(self):
-        self.go_on = threading.Event()
+        self.coming = []
 
-    def ask(self, question, *, timeout_s):
-        """Answer, or wait."""
+    def inquire(self, question):
+        """Answer at once, or later."""
+        coming = Future()
         if isinstance(question, StatisticsQuestion):
-            return ServiceStatistics(steps=5)
-        assert self.go_on.wait(LIMIT_S)
-        return TokensAnswer(())
+            coming.set_result(ServiceStatistics(steps=5))
+        else:
+            self.coming.append(coming)
+        return coming
 
 
 def test_how_it_is_can_be_asked_however_busy_it_is(ends):
@@ -108,12 +110,30 @@ def test_how_it_is_can_be_asked_however_busy_it_is(ends):
     worker, service = Worker(near, WorkerSpec(model="m")), Busy()
     worker._service = service
     for number in range(40):
-        worker._obey(wire.Ask(number, TokenizeQuestion("x"), LIMIT_S))
-    worker._obey(wire.Ask(99, StatisticsQuestion(), LIMIT_S))
+        worker._obey(wire.Ask(number, TokenizeQuestion("x")))
+    worker._obey(wire.Ask(99, StatisticsQuestion()))
     assert far.receive() == wire.Answered(99, ServiceStatistics(steps=5))
-    service.go_on.set()
+    for coming in service.coming:
+        coming.set_result(TokensAnswer(()))
     assert {far.receive().number for _ in range(40)} == set(range(40))
-    worker._asking.shutdown()
+    worker._outbox.close()
+
+
+def test_what_nobody_waits_for_is_given_up(ends):
+    """A question that is forgotten is cancelled and not answered; others and strangers are not."""
+    near, far = ends
+    worker, service = Worker(near, WorkerSpec(model="m")), Busy()
+    worker._service = service
+    for number in range(3):
+        worker._obey(wire.Ask(number, TokenizeQuestion("x")))
+    worker._obey(wire.Forget(1))
+    worker._obey(wire.Forget(77))
+    assert [coming.cancelled() for coming in service.coming] == [False, True, False]
+    service.coming[2].cancel()  # as a service does that closes
+    service.coming[0].set_exception(TemplateError("no"))
+    found = [far.receive(), far.receive()]
+    assert [(one.number, one.code) for one in found] == [(2, "closed"), (0, "template")]
+    assert not worker._inquiries
     worker._outbox.close()
 
 
