@@ -19,6 +19,8 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import msgspec
+
 from corral.contract.events import (
     ContentDelta,
     ErrorEvent,
@@ -32,8 +34,11 @@ from corral.contract.events import (
     ToolCallDelta,
     Usage,
 )
-from corral.contract.messages import ChatPrompt, TextPrompt
+from corral.contract.messages import ChatPrompt, TextPrompt, check_adapters
 from corral.contract.questions import (
+    AdaptersAnswer,
+    AdaptersQuestion,
+    AdapterState,
     DescribeQuestion,
     Description,
     DetokenizeQuestion,
@@ -49,7 +54,7 @@ from corral.contract.questions import (
     TokensAnswer,
 )
 from corral.contract.sessions import SessionCounts
-from corral.errors import ContextExceeded, QueueFull, WorkerLost
+from corral.errors import ContextExceeded, InvalidArgument, QueueFull, WorkerLost
 
 CONTEXT = 64
 COLUMNS = 4
@@ -99,6 +104,10 @@ class ScriptedService:
         self.lost = False
         self.step_age_s = 0.0
         self.finished = 0
+        self.adapters = (
+            AdapterState(0, "style", "style.gguf", 16, 1.0, 4096),
+            AdapterState(1, "facts", "facts.gguf", 8, 0.0, 8192),
+        )
         self._runs = {}
         self._lock = threading.Lock()
 
@@ -161,10 +170,25 @@ class ScriptedService:
                 return TextAnswer("\n".join(lines))
             case EmbedQuestion():
                 return embedding(prompt_tokens(question.prompt))
+            case AdaptersQuestion(scales=scales):
+                return self._adapters(scales)
             case DescribeQuestion():
                 return DESCRIPTION
             case StatisticsQuestion():
                 return self._statistics()
+
+    def _adapters(self, scales):
+        known = {one.id: one for one in self.adapters}
+        if scales is not None:
+            check_adapters("scales", scales)
+            for one in scales:
+                if one.id not in known:
+                    raise InvalidArgument(f"there is no adapter {one.id}")
+            wanted = {one.id: one.scale for one in scales}
+            self.adapters = tuple(
+                msgspec.structs.replace(one, scale=wanted.get(one.id, 0.0)) for one in self.adapters
+            )
+        return AdaptersAnswer(self.adapters)
 
     def _statistics(self):
         slots = tuple(SlotState(name, 5, 1, 5, 2) for name in self._runs)

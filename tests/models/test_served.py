@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+import adapters
 import tiny
 from running import serving
 
@@ -30,6 +31,35 @@ def pieces(response):
     for line in response.iter_lines():
         if line.startswith("data: {"):
             yield json.loads(line.removeprefix("data: "))
+
+
+def test_adapters(tmp_path):
+    """A served model takes adapters along: listed, scaled for all, and chosen by requests."""
+    base = tiny.write(tmp_path / "tiny.gguf", context_length=CONTEXT)
+    style, facts = (adapters.write(tmp_path / f"{seed}.gguf", seed) for seed in (0, 1))
+    asked = {"prompt": "th", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    given = "--lora", f"{style}:0", "--lora", f"{facts}:0.5"
+    with serving(base, tmp_path / "cache", *given) as running:
+
+        def text(**more):
+            reply = httpx.post(f"{running.url}/completion", json=asked | more, timeout=60)
+            return reply.raise_for_status().json()["content"]
+
+        listed = httpx.get(f"{running.url}/lora-adapters").json()
+        assert [(one["path"], one["scale"]) for one in listed] == [("0.gguf", 0.0), ("1.gguf", 0.5)]
+        found = {
+            "default": text(),
+            "none": text(lora=[]),
+            "first": text(lora=[{"id": 0, "scale": 1.0}]),
+        }
+        assert len(set(found.values())) == 3
+        assert text(lora=[{"id": 1, "scale": 0.5}]) == found["default"]
+        httpx.post(f"{running.url}/lora-adapters", json=[{"id": 0, "scale": 1.0}])
+        assert text() == found["first"]
+        unknown = asked | {"lora": [{"id": 9, "scale": 1}]}
+        assert httpx.post(f"{running.url}/completion", json=unknown).status_code == 400
+        memory = httpx.get(f"{running.url}/corral/status").json()
+        assert "adapter" in str(memory)
 
 
 def test_openai_client(server):

@@ -21,6 +21,7 @@ from corral.api import (
     fleet_watch,
     health,
     llama,
+    lora,
     metrics,
     models,
     openapi,
@@ -39,7 +40,7 @@ from corral.contract.fleet import Fleet
 from corral.contract.service import Service
 from corral.contract.worker import WorkerState, WorkerStatus
 
-_ASKING = (chat, completions, embeddings, llama, tokens, props)
+_ASKING = (chat, completions, embeddings, llama, lora, tokens, props)
 _FOR_ONE = (*_ASKING, models, health, metrics, status, openapi)
 _FOR_MANY = (*_ASKING, fleet_models, fleet_watch, status, openapi)
 

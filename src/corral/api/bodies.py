@@ -11,7 +11,7 @@ from starlette.requests import Request
 from corral.api.errors import Problem, Refused, refused
 from corral.api.settings import Limits
 
-_T = TypeVar("_T", bound=msgspec.Struct)
+_T = TypeVar("_T")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 # It matches wherever it begins and takes nothing back, so each byte is looked at once.

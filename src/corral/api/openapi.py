@@ -7,6 +7,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from typing import get_args, get_origin
 
 import msgspec
 from starlette.requests import Request
@@ -74,12 +75,18 @@ def _operation(route: ApiRoute, path: str) -> dict[str, object]:
             for name in names
         ]
     if route.body is not None:
-        reference = {"$ref": _REFERENCE.format(name=route.body.__name__)}
         told["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": reference}},
+            "content": {"application/json": {"schema": _schema(route.body)}},
         }
     return told
+
+
+def _schema(body: type) -> dict[str, object]:
+    """Return the schema of a body: one of the components, or a list of one."""
+    if get_origin(body) is list:
+        return {"type": "array", "items": _schema(get_args(body)[0])}
+    return {"$ref": _REFERENCE.format(name=body.__name__)}
 
 
 def page(described: dict[str, object]) -> str:
@@ -105,8 +112,8 @@ def page(described: dict[str, object]) -> str:
 def _body_link(operation: dict[str, dict[str, dict[str, dict[str, dict[str, str]]]]]) -> str:
     if "requestBody" not in operation:
         return ""
-    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    return _link(reference)
+    schema: dict[str, object] = operation["requestBody"]["content"]["application/json"]["schema"]  # type: ignore[assignment]
+    return " ".join(_types(schema))
 
 
 def _link(reference: str) -> str:

@@ -63,6 +63,7 @@ async def requests_for(
             is_parsed=is_parsed,
             reuse=body.cache_prompt is not False,
             namespace=namespace_of(request),
+            adapters=translate.adapters(body.lora),
         )
         for number, prompt in enumerate(prompts)
         for choice in range(choices)

@@ -59,6 +59,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     """llama-server's place for a schema, beside `type`."""
 
 
+class LoraScale(msgspec.Struct, kw_only=True):
+    """How much the adapter with a number counts, from /lora-adapters."""
+
+    id: int
+    scale: float
+
+
 class GenerationFields(SamplingFields, kw_only=True):
     """What chat and completions share."""
 
@@ -73,6 +80,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     response_format: ResponseFormat | None = None
     grammar: str | None = None
     json_schema: Json = UNSET
+    lora: list[LoraScale] | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

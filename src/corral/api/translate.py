@@ -19,12 +19,14 @@ from corral.api.schema import (
     GenerationFields,
     Json,
     LlamaBody,
+    LoraScale,
     NamedTool,
     OfferedTool,
     SamplingFields,
 )
 from corral.contract.limits import MAX_SCHEMA_CHARACTERS, MAX_SEED, MAX_TOKEN, MAX_WINDOW
 from corral.contract.messages import (
+    AdapterScale,
     ChatPrompt,
     Constraint,
     ConstraintKind,
@@ -37,7 +39,11 @@ from corral.contract.messages import (
 )
 from corral.contract.sampling import SamplingParams
 
-_PARAMS = {"dry_last_n": "dry_penalty_last_n", "dry_breakers": "dry_sequence_breakers"}
+_PARAMS = {
+    "dry_last_n": "dry_penalty_last_n",
+    "dry_breakers": "dry_sequence_breakers",
+    "adapters": "lora",
+}
 _PARAMS_OF: dict[type, Mapping[str, str]] = {
     ChatBody: {**_PARAMS, "logprobs": "top_logprobs"},
     LlamaBody: {**_PARAMS, "logprobs": "n_probs", "max_tokens": "n_predict"},
@@ -166,6 +172,11 @@ def choices(n: int | None, most: int) -> int:
     if not 1 <= n <= most:
         wrong("n", f"expected 1 to {most}")
     return n
+
+
+def adapters(given: list[LoraScale] | None) -> tuple[AdapterScale, ...] | None:
+    """Return what changes the model; adapters that are not named count nothing."""
+    return None if given is None else tuple(AdapterScale(one.id, one.scale) for one in given)
 
 
 def constraint(fields: GenerationFields) -> Constraint | None:

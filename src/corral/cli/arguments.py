@@ -106,6 +106,8 @@ class LoadOptions:
     context: int | None
     kv_type: str
     threads: int | None
+    adapters: tuple[tuple[str, float], ...] = ()
+    """Files of adapters, and what each counts."""
 
     @classmethod
     def of(cls, parsed: Namespace) -> "LoadOptions":
@@ -118,6 +120,7 @@ class LoadOptions:
             parsed.context,
             parsed.kv_type,
             parsed.threads,
+            tuple(parsed.lora),
         )
 
 
@@ -131,12 +134,35 @@ def add_load_options(group: "Parser | _ArgumentGroup", *, context: int | None = 
     add_devices(group, computes=True)
     add_context(group, default=context)
     add_kv_type(group)
+    add_adapters(group)
     group.add_argument(
         "--threads",
         metavar="N",
         type=whole(1, MAX_THREADS),
         help="threads of the CPU (default: all it may use)",
     )
+
+
+def add_adapters(group: "Parser | _ArgumentGroup") -> None:
+    """Add --lora."""
+    group.add_argument(
+        "--lora",
+        metavar="FILE[:SCALE]",
+        type=_adapter,
+        action="append",
+        default=[],
+        help="a LoRA adapter that changes the model, and how much (default: 1); may be repeated",
+    )
+
+
+def _adapter(given: str) -> tuple[str, float]:
+    from corral.contract.worker import AdapterSpec
+
+    try:
+        spec = AdapterSpec.parse(given)
+    except InvalidArgument as error:
+        raise ArgumentTypeError(str(error)) from None
+    return spec.path, spec.scale
 
 
 def add_devices(group: "Parser | _ArgumentGroup", *, computes: bool = False) -> None:

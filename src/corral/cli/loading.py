@@ -64,4 +64,8 @@ def loaded(options: LoadOptions, *, watch_growth: bool = False) -> Iterator["Mod
         format_bytes(model.memory().total_bytes),
     )
     with model:
+        for file, scale in options.adapters:
+            with blamed(Path(file)):
+                adapter = model.adapters.load(file, scale=scale)
+            _log.info("attached %s with scale %g", adapter.name, scale)
         yield model

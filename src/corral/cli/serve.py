@@ -84,7 +84,7 @@ def _supervised(spec: "WorkerSpec", stuck_s: float | None) -> "Supervisor":
 
 
 def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
-    from corral.contract.worker import WorkerSpec
+    from corral.contract.worker import AdapterSpec, WorkerSpec
 
     return WorkerSpec(
         model=str(path),
@@ -96,6 +96,9 @@ def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
         kv_type=serve.load.kv_type,
         threads=serve.load.threads,
         embeddings=serve.embeddings,
+        adapters=tuple(
+            AdapterSpec(str(Path(file).resolve()), scale) for file, scale in serve.load.adapters
+        ),
         queue_capacity=serve.queue,
         drain_s=serve.drain_s,
         sessions=None if serve.sessions is None else str(serve.sessions.resolve()),

@@ -23,7 +23,7 @@ _MAX_QUEUE = 65_536
 _MAX_KEY_FILE_BYTES = 1 << 20
 _OF_A_MODEL = (
     *("device", "split", "gpu_layers", "context", "kv_type", "threads"),
-    *("embeddings", "parallel", "queue"),
+    *("embeddings", "parallel", "queue", "lora"),
 )
 
 
@@ -151,6 +151,8 @@ def _require_one_source(parsed: Namespace) -> None:
     given = [name for name, value in sources.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} say different things: give one of them")
+    if parsed.models and parsed.lora:
+        raise UsageError("--lora changes one model: name the adapters of each in a configuration")
     if parsed.models and parsed.gpu_layers is not None:
         raise UsageError("--gpu-layers is for one model: with several, memory decides")
     if (parsed.models or parsed.config) and parsed.alias:

@@ -10,8 +10,10 @@ import enum
 
 import msgspec
 
-from corral.contract.checks import check_integer, check_text, check_tuple, refuse
+from corral.contract.checks import check_integer, check_number, check_text, check_tuple, refuse
 from corral.contract.limits import (
+    MAX_ADAPTER_SCALE,
+    MAX_ADAPTERS,
     MAX_MESSAGES,
     MAX_NAME_CHARACTERS,
     MAX_PROMPT_TOKENS,
@@ -115,6 +117,13 @@ class ToolChoice(msgspec.Struct, frozen=True):
     """Whether one answer may call several."""
 
 
+class AdapterScale(msgspec.Struct, frozen=True):
+    """How much an adapter counts; 0 is not at all."""
+
+    id: int
+    scale: float
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One answer wanted from a model."""
 
@@ -136,6 +145,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether known keys and values may be used, and left for later prompts."""
     namespace: str = ""
     """Keys and values are known only to requests of the same namespace."""
+    adapters: tuple[AdapterScale, ...] | None = None
+    """What changes the model for this answer; None is what was set for all."""
+
+    @property
+    def adapter_pairs(self) -> tuple[tuple[int, float], ...] | None:
+        """The number and the scale of each adapter."""
+        return None if self.adapters is None else tuple((a.id, a.scale) for a in self.adapters)
 
     def validate(self, *, vocabulary_size: int | None = None) -> None:
         """Check every field, and token ids too where the vocabulary is known.
@@ -154,12 +170,33 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(getattr(self, field), bool):
                 refuse(field, getattr(self, field), "true or false")
         check_text("namespace", self.namespace, longest=MAX_NAME_CHARACTERS)
+        check_adapters("adapters", self.adapters)
         _check_constraint(self.constraint)
         _check_tool_choice(self.tool_choice)
         if not isinstance(self.sampling, SamplingParams):
             refuse("sampling", self.sampling, "sampling parameters")
         _check_prompt(self.prompt, vocabulary_size)
         self.sampling.validate(vocabulary_size=vocabulary_size)
+
+
+def check_adapters(field: str, adapters: object) -> None:
+    """Check scales of adapters, or nothing: each adapter once.
+
+    Raises:
+        InvalidArgument: naming the field, what it holds and what it may hold.
+    """
+    if adapters is None:
+        return
+    found = set()
+    for index, one in enumerate(check_tuple(field, adapters, longest=MAX_ADAPTERS, of="adapters")):
+        place = f"{field}[{index}]"
+        if not isinstance(one, AdapterScale):
+            refuse(place, one, "an adapter with id and scale")
+        check_integer(f"{place} id", one.id, low=0, high=MAX_TOKEN)
+        check_number(f"{place} scale", one.scale, low=-MAX_ADAPTER_SCALE, high=MAX_ADAPTER_SCALE)
+        if one.id in found:
+            refuse(f"{place} id", one.id, "each adapter once")
+        found.add(one.id)
 
 
 def _check_prompt(prompt: object, vocabulary_size: int | None) -> None:

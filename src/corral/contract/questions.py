@@ -5,13 +5,14 @@ TokenizeQuestion            TokensAnswer
 DetokenizeQuestion          TextAnswer
 RenderQuestion              TextAnswer
 EmbedQuestion               EmbeddingAnswer
+AdaptersQuestion            AdaptersAnswer
 DescribeQuestion            Description
 StatisticsQuestion          ServiceStatistics
 """
 
 import msgspec
 
-from corral.contract.messages import ChatPrompt, Prompt
+from corral.contract.messages import AdapterScale, ChatPrompt, Prompt
 from corral.contract.sessions import SessionCounts
 
 
@@ -42,6 +43,14 @@ class EmbedQuestion(msgspec.Struct, frozen=True, tag="embed"):
     namespace: str = ""
 
 
+class AdaptersQuestion(msgspec.Struct, frozen=True, tag="adapters"):
+    """Which adapters are there, and what does each count for who says nothing?"""
+
+    scales: tuple[AdapterScale, ...] | None = None
+    """What each shall count from now on, before the answer; those not named count nothing. None
+    changes nothing."""
+
+
 class DescribeQuestion(msgspec.Struct, frozen=True, tag="describe"):
     """What model is this?"""
 
@@ -55,6 +64,7 @@ Question = (
     | DetokenizeQuestion
     | RenderQuestion
     | EmbedQuestion
+    | AdaptersQuestion
     | DescribeQuestion
     | StatisticsQuestion
 )
@@ -78,6 +88,25 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True, tag="embedding"):
 
     values: bytes
     prompt_tokens: int
+
+
+class AdapterState(msgspec.Struct, frozen=True):
+    """An adapter that requests can have."""
+
+    id: int
+    name: str
+    file: str
+    """The name of its file."""
+    rank: int
+    scale: float
+    size_bytes: int
+    """What it holds on the devices."""
+
+
+class AdaptersAnswer(msgspec.Struct, frozen=True, tag="adapters_answer"):
+    """The adapters of a model, in the order of their numbers."""
+
+    adapters: tuple[AdapterState, ...]
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
@@ -142,4 +171,6 @@ class ServiceStatistics(msgspec.Struct, frozen=True, kw_only=True, tag="service_
     sessions: SessionCounts = SessionCounts()
 
 
-Answer = TokensAnswer | TextAnswer | EmbeddingAnswer | Description | ServiceStatistics
+Answer = (
+    TokensAnswer | TextAnswer | EmbeddingAnswer | AdaptersAnswer | Description | ServiceStatistics
+)

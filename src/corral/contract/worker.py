@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from corral.contract.checks import check_integer, check_number, check_text, check_tuple, refuse
-from corral.contract.limits import MAX_NAME_CHARACTERS
+from corral.contract.limits import MAX_ADAPTER_SCALE, MAX_ADAPTERS, MAX_NAME_CHARACTERS
 
 MAX_QUEUE = 65_536
 MAX_DRAIN_S = 86_400.0
@@ -71,6 +71,41 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of the process that failed for good: one of WorkerExit, or minus the signal that ended it."""
 
 
+class AdapterSpec(msgspec.Struct, frozen=True):
+    """An adapter that a worker is to load beside its model."""
+
+    path: str
+    scale: float = 1.0
+    """What it counts for requests that say nothing of adapters."""
+
+    @classmethod
+    def parse(cls, given: str) -> "AdapterSpec":
+        """Take FILE or FILE:SCALE.
+
+        Raises:
+            InvalidArgument: if what stands behind the colon is no scale.
+        """
+        path, colon, scale = given.rpartition(":")
+        if not colon or not path or "/" in scale or scale.endswith(".gguf"):
+            return cls(given)
+        try:
+            spec = cls(path, float(scale))
+        except ValueError:
+            refuse("scale", scale, f"a number behind {path[-60:]}:")
+        spec.validate("adapter")
+        return spec
+
+    def validate(self, field: str) -> None:
+        """Check its fields; `field` is what messages call it.
+
+        Raises:
+            InvalidArgument: naming what is wrong.
+        """
+        limit = MAX_ADAPTER_SCALE
+        check_text(f"{field} path", self.path, shortest=1, longest=_MAX_PATH_CHARACTERS)
+        check_number(f"{field} scale", self.scale, low=-limit, high=limit)
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model for a worker to hold, and how."""
 
@@ -98,6 +133,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether vectors can be asked for, beside texts; takes a little memory."""
     template: str | None = None
     """A chat template in place of the file's own."""
+    adapters: tuple[AdapterSpec, ...] = ()
     queue_capacity: int = 128
     """Requests that may wait."""
     drain_s: float = 30.0
@@ -124,6 +160,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
             refuse("embeddings", self.embeddings, "true or false")
         if self.template is not None:
             check_text("template", self.template, longest=_MAX_TEMPLATE_CHARACTERS)
+        for index, one in enumerate(
+            check_tuple("adapters", self.adapters, longest=MAX_ADAPTERS, of="adapters")
+        ):
+            if not isinstance(one, AdapterSpec):
+                refuse(f"adapters[{index}]", one, "an adapter with path and scale")
+            one.validate(f"adapters[{index}]")
         check_integer("queue_capacity", self.queue_capacity, low=0, high=MAX_QUEUE)
         check_number("drain_s", self.drain_s, low=0.0, high=MAX_DRAIN_S)
         if self.sessions is not None:

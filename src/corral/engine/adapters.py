@@ -68,6 +68,11 @@ class LoadedAdapter:
     is_leaving: bool = False
 
     @property
+    def size_bytes(self) -> int:
+        """What it holds on the devices."""
+        return sum(buffer.size_bytes for buffer in self.buffers)
+
+    @property
     def units(self) -> int:
         """Units of ranks that it needs of a row."""
         return -(-self.header.max_rank // UNIT_RANKS)
@@ -90,7 +95,7 @@ class Adapters:
 
     def __iter__(self) -> Iterator[LoadedAdapter]:
         """Go through the adapters that sequences may have, in the order in which they came."""
-        return (one for one in self._known.values() if not one.is_leaving)
+        return (one for one in tuple(self._known.values()) if not one.is_leaving)
 
     # From any thread
 
@@ -128,9 +133,9 @@ class Adapters:
             OutOfMemory: if there is no room for it.
         """
         require_scale(scale)
-        name = name or prepared.header.path.stem
-        if any(one.name == name for one in self):
+        if name and any(one.name == name for one in self):
             raise InvalidArgument(f"there is an adapter {name!r} already: give another name")
+        name = name or self._own_name(prepared.header.path.stem)
         if len(self._known) >= MOST_ADAPTERS:
             raise InvalidArgument(f"{MOST_ADAPTERS} adapters are loaded, the most there may be")
         try:
@@ -157,12 +162,18 @@ class Adapters:
         self.collect()
 
     def set_scale(self, adapter_id: int, scale: float) -> None:
-        """Say what an adapter counts for sequences that say nothing of adapters.
+        """Say what an adapter counts for sequences that say nothing of adapters; from any thread.
 
         Raises:
             InvalidArgument: if there is no such adapter, or the scale is none.
         """
         self.find(adapter_id).scale = require_scale(scale)
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the scales of all adapters, 0 for those not named; raises as `set_scale` does."""
+        found = {self.find(number): require_scale(scale) for number, scale in scales.items()}
+        for one in self:
+            one.scale = found.get(one, 0.0)
 
     def find(self, adapter_id: int) -> LoadedAdapter:
         """Return an adapter that sequences may have.
@@ -229,6 +240,13 @@ class Adapters:
             self.collect()
 
     # How it is done
+
+    def _own_name(self, stem: str) -> str:
+        """Return the name of a file, with a number if another adapter has it."""
+        taken, name, number = {one.name for one in self}, stem, 2
+        while name in taken:
+            name, number = f"{stem}-{number}", number + 1
+        return name
 
     def _detach_unused(self) -> None:
         """Give back programs with adapters if there are no adapters."""

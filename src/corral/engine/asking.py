@@ -1,6 +1,10 @@
 """Questions about texts, tokens and the model itself, which need no evaluation."""
 
+from corral.contract.messages import AdapterScale, check_adapters
 from corral.contract.questions import (
+    AdaptersAnswer,
+    AdaptersQuestion,
+    AdapterState,
     Answer,
     Description,
     DetokenizeQuestion,
@@ -11,6 +15,7 @@ from corral.contract.questions import (
     TokenizeQuestion,
     TokensAnswer,
 )
+from corral.engine.adapters import Adapters
 from corral.engine.opened import OpenedModel
 from corral.engine.templates import chat_text
 from corral.errors import InternalError
@@ -35,9 +40,30 @@ def answer(question: Question, opened: OpenedModel) -> Answer:
             return TokensAnswer(tuple(tokens), tuple(map(tokenizer.token_bytes, tokens)))
         case DetokenizeQuestion(tokens=given):
             return TextAnswer(tokenizer.decode(given))
+        case AdaptersQuestion(scales=scales):
+            return _adapters(opened.adapters, scales)
         case RenderQuestion(prompt=prompt):
             return TextAnswer(chat_text(prompt, opened.template))
     raise InternalError(f"nobody answers a {type(question).__name__}")
+
+
+def _adapters(adapters: Adapters, scales: tuple[AdapterScale, ...] | None) -> AdaptersAnswer:
+    check_adapters("scales", scales)
+    if scales is not None:
+        adapters.set_scales({one.id: one.scale for one in scales})
+    return AdaptersAnswer(
+        tuple(
+            AdapterState(
+                id=one.id,
+                name=one.name,
+                file=one.header.name,
+                rank=one.header.max_rank,
+                scale=one.scale,
+                size_bytes=one.size_bytes,
+            )
+            for one in adapters
+        )
+    )
 
 
 def describe(opened: OpenedModel, name: str) -> Description:

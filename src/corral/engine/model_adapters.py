@@ -29,8 +29,8 @@ class AdapterInfo:
     @classmethod
     def of(cls, one: LoadedAdapter) -> "AdapterInfo":
         """Describe an adapter."""
-        size = sum(buffer.size_bytes for buffer in one.buffers)
-        return cls(one.id, one.name, one.header.path, one.header.max_rank, one.scale, size)
+        header = one.header
+        return cls(one.id, one.name, header.path, header.max_rank, one.scale, one.size_bytes)
 
 
 class ModelAdapters:
@@ -46,7 +46,8 @@ class ModelAdapters:
 
         Args:
             path: of the file.
-            name: how answers ask for it; by default the file's, without its ending.
+            name: how answers ask for it; by default the file's, without its ending, with a number
+                if another adapter has it.
             scale: what it counts for answers that do not ask; 0 is for those only that do.
 
         Raises:

@@ -297,6 +297,7 @@ class EngineService:
                 end_tokens=self._samplers.end_tokens(ignore_eos=request.ignore_eos),
                 reuse=request.reuse,
                 namespace=request.namespace,
+                adapters=request.adapter_pairs,
             )
         except Exception as error:
             self._fail(answering, error)

@@ -11,7 +11,7 @@ from corral.contract.events import error_of
 from corral.contract.questions import Description
 from corral.contract.service import Service
 from corral.contract.sessions import SessionsSaved
-from corral.contract.worker import WorkerExit, WorkerSpec, WorkerState, WorkerStatus
+from corral.contract.worker import AdapterSpec, WorkerExit, WorkerSpec, WorkerState, WorkerStatus
 from corral.errors import CorralError
 from corral.log import logger
 from corral.router.entry import HOST, ModelEntry
@@ -126,6 +126,7 @@ def spec_of(order: Order, keeping: Keeping | None = None) -> WorkerSpec:
         chunk_beside=preset.chunk_beside,
         embeddings=preset.embeddings,
         template=preset.template,
+        adapters=tuple(AdapterSpec(path, scale) for path, scale in preset.adapters),
         queue_capacity=preset.queue,
         drain_s=preset.drain_s,
         sessions=None if keeping is None else keeping.folder,

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from corral.contract.checks import refuse
+from corral.contract.limits import MAX_ADAPTERS
 from corral.contract.sampling import SamplingParams
-from corral.contract.worker import MAX_DRAIN_S, MAX_QUEUE
+from corral.contract.worker import MAX_DRAIN_S, MAX_QUEUE, AdapterSpec
 from corral.errors import InvalidArgument
 from corral.router.config_table import (
     Check,
@@ -233,7 +234,7 @@ def _preset_checks(mistakes: Mistakes) -> dict[str, Check]:
         "drain": number(0.0, MAX_DRAIN_S),
         "sampling": _sampling,
         "template": _template(mistakes),
-        "adapters": _adapters,
+        "adapters": _adapters(mistakes),
         "pinned": flag,
         "preload": flag,
         "ttl": number(0.0, _MAX_SECONDS, is_low_excluded=True),
@@ -281,10 +282,23 @@ def _sampling(name: str, value: object) -> dict[str, object]:
     return value
 
 
-def _adapters(name: str, value: object) -> tuple[str, ...]:
-    if value != []:
-        refuse(name, value, "nothing: this version runs no adapters")
-    return ()
+def _adapters(mistakes: Mistakes) -> Check:
+    """Accept files of adapters, each with what it counts behind a colon if that is not 1."""
+
+    def check(name: str, value: object) -> tuple[tuple[str, float], ...]:
+        listed = several(text(4096), longest=MAX_ADAPTERS, what="adapters")(name, value)
+        assert isinstance(listed, tuple), "several() gives one"
+        return tuple(_adapter(mistakes, f"{name}[{n}]", each) for n, each in enumerate(listed))
+
+    return check
+
+
+def _adapter(mistakes: Mistakes, name: str, given: str) -> tuple[str, float]:
+    spec = AdapterSpec.parse(given)
+    path = _path(mistakes)(name, spec.path)
+    if not Path(path).is_file():
+        refuse(name, given, "the file of an adapter that is there, or that and :SCALE")
+    return path, spec.scale
 
 
 def _path(mistakes: Mistakes) -> Check:

@@ -41,7 +41,8 @@ class Preset:
     """Fields of `SamplingParams` that replace what the model's makers advise."""
     template: str | None = None
     """A chat template in place of the file's own."""
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[tuple[str, float], ...] = ()
+    """Files of LoRA adapters, and what each counts for requests that say nothing of them."""
     pinned: bool = False
     """Never unloaded to make room, nor for being idle."""
     preload: bool = False

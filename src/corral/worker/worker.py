@@ -140,6 +140,9 @@ class Worker:
             progress=_seldom(lambda *told: self._outbox.send(wire.Progress(*told))),
         )
         try:
+            for one in spec.adapters:
+                adapter = opened.adapters.prepare(Path(one.path))
+                opened.adapters.add(adapter, scale=one.scale)
             self._restore(opened)
         except BaseException:
             opened.close()

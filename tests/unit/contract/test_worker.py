@@ -2,7 +2,7 @@
 
 import pytest
 
-from corral.contract.worker import MAX_QUEUE, WorkerSpec
+from corral.contract.worker import MAX_QUEUE, AdapterSpec, WorkerSpec
 from corral.errors import InvalidArgument
 
 
@@ -33,3 +33,25 @@ def test_what_cannot_be_is_refused_by_name(field, value):
     spec = WorkerSpec(**({"model": "m.gguf"} | {field: value}))
     with pytest.raises(InvalidArgument, match=field):
         spec.validate()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.gguf", AdapterSpec("a.gguf", 1.0)),
+        ("a.gguf:0.5", AdapterSpec("a.gguf", 0.5)),
+        ("dir:x/a.gguf", AdapterSpec("dir:x/a.gguf", 1.0)),
+        ("a:b.gguf", AdapterSpec("a:b.gguf", 1.0)),
+        ("a:b.gguf:-2", AdapterSpec("a:b.gguf", -2.0)),
+    ],
+)
+def test_an_adapter_is_a_file_and_a_scale(text, expected):
+    """A colon may be part of a name; behind the last one stands the scale."""
+    assert AdapterSpec.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a.gguf:much", "a.gguf:", "a.gguf:nan", "a.gguf:1e9"])
+def test_a_scale_is_a_number(text):
+    """Anything else behind a colon is told."""
+    with pytest.raises(InvalidArgument, match="scale"):
+        AdapterSpec.parse(text)

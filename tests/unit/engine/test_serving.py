@@ -7,9 +7,11 @@ import time
 import numpy as np
 import pytest
 
+import adapters
 import tiny
 from corral.contract.events import ContentDelta, FinishReason, TokenEvent
 from corral.contract.messages import (
+    AdapterScale,
     ChatPrompt,
     Constraint,
     ConstraintKind,
@@ -20,6 +22,7 @@ from corral.contract.messages import (
     ToolCall,
 )
 from corral.contract.questions import (
+    AdaptersQuestion,
     DescribeQuestion,
     DetokenizeQuestion,
     EmbedQuestion,
@@ -62,6 +65,27 @@ def serve(paths):
     yield serve_one
     for service in made:
         service.close()
+
+
+def test_requests_have_their_adapters(serve, paths, tmp_path):
+    """Each request has what it asks for, or what is set for all; an unknown one is an error."""
+    opened_path = adapters.write(tmp_path / "a.gguf")
+    service = serve(paths["llama"])
+    loaded = service._opened.adapters
+    loaded.add(loaded.prepare(opened_path), scale=0.0)
+    greedy = {"sampling": {"temperature": 0.0}, "max_tokens": 8}
+    plain = answer(service, "none", **greedy).text
+    changed = answer(service, "some", adapters=(AdapterScale(0, 1.0),), **greedy).text
+    assert plain != changed
+    scales = (AdapterScale(0, 1.0),)
+    (state,) = service.ask(AdaptersQuestion(scales), timeout_s=LIMIT_S).adapters
+    assert (state.id, state.scale, state.file) == (0, 1.0, "a.gguf")
+    assert answer(service, "default", **greedy).text == changed
+    assert answer(service, "still none", adapters=(), **greedy).text == plain
+    unknown = answer(service, "unknown", adapters=(AdapterScale(3, 1.0),), **greedy)
+    assert unknown.error == "invalid_argument"
+    with pytest.raises(InvalidArgument, match="no adapter 3"):
+        service.ask(AdaptersQuestion((AdapterScale(3, 1.0),)), timeout_s=LIMIT_S)
 
 
 @pytest.fixture

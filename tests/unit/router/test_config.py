@@ -16,6 +16,7 @@ HOW_TO = Path(__file__).parents[3] / "docs" / "howto" / "configure-router.md"
 def folder(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "small.gguf").write_bytes(b"")
+    (tmp_path / "style.gguf").write_bytes(b"")
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     return tmp_path
 
@@ -68,7 +69,7 @@ def test_everything_that_may_be_said(folder):
         parallel = 4
         kv_type = "q8_0"
         template = "chat.jinja"
-        adapters = []
+        adapters = ["style.gguf:0.5", "small.gguf"]
         preload = true
         priority = 7
         sampling = { temperature = 0.5, top_k = 3 }
@@ -83,6 +84,7 @@ def test_everything_that_may_be_said(folder):
     assert small.split == (3.0, 1.0)
     assert (small.context, small.parallel, small.kv_type) == (100, 4, "q8_0")
     assert small.template == "{{ messages }}"
+    assert small.adapters == ((str(folder / "style.gguf"), 0.5), (str(folder / "small.gguf"), 1.0))
     assert (small.preload, small.pinned, small.priority, small.ttl_s) == (True, False, 7, 60.0)
     assert small.sampling == {"temperature": 0.5, "top_k": 3}
     assert (named.source, named.parallel) == ("hf:owner/repo", 2)
@@ -154,8 +156,12 @@ host = "12 parsecs"
         ),
         (
             '[models.a]\nadapters = ["x.gguf"]',
-            "corral.toml:2: models.a.adapters is a list of 1; expected nothing: this version runs "
-            "no adapters",
+            "corral.toml:2: models.a.adapters[0] is 'x.gguf'; expected the file of an adapter that "
+            "is there, or that and :SCALE",
+        ),
+        (
+            '[models.a]\nadapters = ["style.gguf:much"]',
+            "corral.toml:2: scale is 'much'; expected a number behind style.gguf:",
         ),
         (
             '[models.a]\ntemplate = "none.jinja"',
