@@ -53,6 +53,7 @@ from corral.contract.questions import (
     TokenizeQuestion,
     TokensAnswer,
 )
+from corral.contract.service import awaited
 from corral.contract.sessions import SessionCounts
 from corral.errors import ContextExceeded, InvalidArgument, QueueFull, WorkerLost
 
@@ -157,6 +158,10 @@ class ScriptedService:
         else:
             coming.set_result(self._known(question))
         return coming
+
+    def ask(self, question, *, timeout_s):
+        """Wait for an answer."""
+        return awaited(self.inquire(question), question, timeout_s)
 
     def _known(self, question):
         match question:

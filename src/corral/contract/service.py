@@ -81,6 +81,13 @@ def awaited(coming: Future[Answer], question: Question, timeout_s: float) -> Ans
         raise Closed("whoever was asked is closed") from None
 
 
+def settled(given: Answer) -> Future[Answer]:
+    """Return an answer that is there already."""
+    coming: Future[Answer] = Future()
+    coming.set_result(given)
+    return coming
+
+
 def late(question: Question, timeout_s: float) -> TimeLimitExceeded:
     """Return what is raised when there is no answer in time."""
     return TimeLimitExceeded(f"a {type(question).__name__} was not answered in {timeout_s:g} s")

@@ -26,7 +26,7 @@ from corral.contract.questions import (
     ServiceStatistics,
     StatisticsQuestion,
 )
-from corral.contract.service import Deliver, awaited
+from corral.contract.service import Deliver, awaited, settled
 from corral.engine.answering import Answering
 from corral.engine.asking import answer, describe
 from corral.engine.counts import Counts
@@ -46,13 +46,6 @@ _log = logger(__name__)
 
 def _nothing() -> None:
     """Stand for a caller who does not want to be told."""
-
-
-def _settled(given: Answer) -> Future[Answer]:
-    """Return an answer that is there already."""
-    coming: Future[Answer] = Future()
-    coming.set_result(given)
-    return coming
 
 
 class EngineService:
@@ -126,9 +119,9 @@ class EngineService:
         """Ask a question; raises as `contract.service.Service` says."""
         match question:
             case StatisticsQuestion():
-                return _settled(self.statistics())
+                return settled(self.statistics())
             case DescribeQuestion():
-                return _settled(self.description)
+                return settled(self.description)
         with self._changed:
             if self._is_closed:
                 raise Closed(f"model {self._opened.name} was closed")
