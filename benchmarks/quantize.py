@@ -1,4 +1,4 @@
-"""Compare our quantizers with llama.cpp's: the same bytes, and how long they take.
+"""Compare our quantizers, in NumPy and as kernels, with llama.cpp's: the bytes and the time.
 
     python benchmarks/quantize.py LIBRARY [--rows 512] [--digests]
 
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from corral.devices.cpu.device import CpuDevice
+from corral.devices.cpu.encoder import Encoder
 from corral.quant.quantize import quantize
 from corral.quant.types import DType
 from machine import machine
@@ -52,12 +54,12 @@ class Reference:
 
 
 def nanoseconds(encode: Callable, values: np.ndarray, dtype: DType) -> float:
-    """Return the time for one value, the best of three."""
+    """Return the processor time for one value, the best of three."""
     times = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         encode(values, dtype)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     return min(times) / values.size * 1e9
 
 
@@ -68,6 +70,29 @@ def print_digests(reference: Reference) -> None:
         for name, values in CASES.items():
             print(f'        "{name}": "{digest(reference(values, dtype))}",')
         print("    },")
+
+
+def compare(encoder: Encoder, reference: Reference, normal: np.ndarray) -> dict[str, dict]:
+    """Return by type where bytes differ, and the nanoseconds that a value takes."""
+    results = {}
+    for dtype in ENCODED:
+        cases = {**CASES, "more of normal": normal}
+        differing = [
+            name
+            for name, values in cases.items()
+            if any(
+                (encode(values, dtype) != reference(values, dtype)).any()
+                for encode in (quantize, encoder)
+            )
+        ]
+        results[dtype.name] = {
+            "differing": differing,
+            "numpy": round(nanoseconds(quantize, normal, dtype), 2),
+            "kernel": round(nanoseconds(encoder, normal, dtype), 2),
+            "llama.cpp": round(nanoseconds(reference, normal, dtype), 2),
+        }
+        print(dtype.name, results[dtype.name], flush=True)
+    return results
 
 
 def main() -> None:
@@ -82,18 +107,8 @@ def main() -> None:
         print_digests(reference)
         return
     normal = np.random.default_rng(1).standard_normal((args.rows, COLUMNS), dtype=np.float32)
-    results = {}
-    for dtype in ENCODED:
-        cases = {**CASES, "more of normal": normal}
-        differing = [
-            n for n, v in cases.items() if (quantize(v, dtype) != reference(v, dtype)).any()
-        ]
-        results[dtype.name] = {
-            "differing": differing,
-            "ns_per_value": round(nanoseconds(quantize, normal, dtype), 2),
-            "ns_per_value_llama_cpp": round(nanoseconds(reference, normal, dtype), 2),
-        }
-        print(dtype.name, results[dtype.name])
+    with CpuDevice() as device:
+        results = compare(Encoder(device.compiler, ENCODED), reference, normal)
     print(json.dumps({"machine": machine(), "types": results}))
     sys.exit(any(result["differing"] for result in results.values()))
 

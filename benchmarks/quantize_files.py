@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from corral.devices.cpu.device import CpuDevice
+from corral.devices.cpu.encoder import Encoder
 from corral.engine.quantizing import convert, plan_conversion
 from corral.errors import CorralError
 from corral.gguf import open_model, write_model
@@ -82,7 +84,9 @@ class Result:
     seconds_llama_cpp: float
 
 
-def compare(reference: Reference, source: Path, name: str, pure: bool, folder: Path) -> Result:
+def compare(
+    reference: Reference, encode: Encoder, source: Path, name: str, pure: bool, folder: Path
+) -> Result:
     """Quantize a model twice and compare."""
     ours, theirs = folder / "by-corral.gguf", folder / "by-llama.gguf"
     refused = []
@@ -93,7 +97,7 @@ def compare(reference: Reference, source: Path, name: str, pure: bool, folder: P
     try:
         with open_model(source) as file:
             plan = plan_conversion(file, MIXTURES[name], is_pure=pure, may_requantize=True)
-            convert(file, ours, plan, threads=THREADS)
+            convert(file, ours, plan, threads=THREADS, encode=encode)
     except CorralError as error:
         refused.append(f"corral: {error}")
     ended = time.perf_counter()
@@ -172,15 +176,17 @@ def main() -> None:
     parser.add_argument("--types", default=",".join(MIXTURES))
     args = parser.parse_args()
     reference, results = Reference(args.library), []
-    with tempfile.TemporaryDirectory() as name:
+    with CpuDevice() as device, tempfile.TemporaryDirectory() as name:
+        encode = Encoder(device.compiler, DType)
         folder = Path(name)
         for path in args.model or models(folder):
             for kind in args.types.split(","):
                 for pure in (False, True):
-                    result = compare(reference, path, kind, pure, folder)
+                    result = compare(reference, encode, path, kind, pure, folder)
                     results.append(vars(result))
                     if result.refused or not result.same_file or args.model:
-                        print(result)
+                        print(result, flush=True)
+            print(f"{path.stem}: compared", flush=True)
     same = sum(result["same_file"] for result in results)
     print(f"{same} of {len(results)} files are the same to the byte")
     print(json.dumps({"machine": machine(), "results": results}))

@@ -15,6 +15,7 @@ from corral.memory.ledger import format_bytes
 
 if TYPE_CHECKING:
     from corral.engine.quantizing import Conversion
+    from corral.gguf import ModelFile
 
 
 def execute(given: Sequence[str]) -> int:
@@ -28,8 +29,7 @@ def execute(given: Sequence[str]) -> int:
     with ProgressDisplay() as display:
         path = resolve(parsed.model, progress=display)
         require_room()
-        from corral.devices.cpu.traits import usable_processors
-        from corral.engine.quantizing import convert, plan_conversion
+        from corral.engine.quantizing import plan_conversion
         from corral.gguf import open_model
 
         began = time.monotonic()
@@ -38,8 +38,7 @@ def execute(given: Sequence[str]) -> int:
                 file, to, is_pure=parsed.pure, may_requantize=parsed.allow_requantize
             )
             if not parsed.dry_run:
-                threads = parsed.threads or usable_processors()
-                convert(file, parsed.out, conversion, threads=threads, progress=display)
+                _convert(file, parsed.out, conversion, parsed.threads, display)
         seconds = time.monotonic() - began
     if parsed.json:
         _print_json(conversion, parsed.out, is_written=not parsed.dry_run)
@@ -79,6 +78,25 @@ def _parser() -> Parser:
     )
     add_json(parser)
     return parser
+
+
+def _convert(
+    file: "ModelFile",
+    out: Path,
+    conversion: "Conversion",
+    threads: int | None,
+    display: ProgressDisplay,
+) -> None:
+    from corral.devices.cpu.device import CpuDevice
+    from corral.devices.cpu.encoder import Encoder
+    from corral.devices.cpu.traits import usable_processors
+    from corral.engine.quantizing import convert
+
+    with CpuDevice() as device:
+        types = {change.dtype for change in conversion.changes if not change.is_copy}
+        encode = Encoder(device.compiler, types, display)
+        threads = threads or usable_processors()
+        convert(file, out, conversion, threads=threads, encode=encode, progress=display)
 
 
 def _print_text(conversion: "Conversion") -> None:
