@@ -28,7 +28,7 @@ from corral.contract.sessions import SessionsRestored, SessionsSaved
 from corral.contract.worker import WorkerSpec
 from corral.errors import InvalidArgument, ProtocolError
 
-VERSION = 6
+VERSION = 7
 """Of what crosses a socket; whoever changes a message raises it."""
 MAX_FRAME_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20

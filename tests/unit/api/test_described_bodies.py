@@ -83,7 +83,7 @@ def test_described_bodies_are_answered_or_refused(data):
     """Nothing that the description allows, or nearly, is the server's fault."""
     path = data.draw(st.sampled_from(sorted(POSTS)))
     body = data.draw(values(POSTS[path]))
-    if data.draw(st.booleans()):
+    if data.draw(st.booleans()) and isinstance(body, dict):
         body |= {data.draw(st.sampled_from(sorted(body) or ["x"])): data.draw(_json)}
     asked = Asked(ScriptedService(), SETTINGS)
     check(asked("POST", path, content=json.dumps(body).encode()))
@@ -111,6 +111,9 @@ def test_bodies_are_made_of_what_is_described():
         "tokens": [1],
     }
     for path, schema in POSTS.items():
+        if schema.get("type") == "array":
+            assert asked("POST", path, json=[]).status_code == 200, path
+            continue
         name = schema["$ref"].rpartition("/")[2]
         body = {key: value for key, value in good.items() if key in COMPONENTS[name]["properties"]}
         assert asked.post(path, **body).status_code == 200, path
