@@ -36,7 +36,7 @@ LLAMA_8B, LLAMA_1B, SMOLLM2 = (
     Sizes(1, 576, 1536, 9, 3, 49_152),
 )
 MODELS = (
-    (LLAMA_8B, "f16", {}, H200, (1, 8, 32, 64, 2048)),
+    (LLAMA_8B, "f16", {}, H200, (1, 8, 16, 32, 64, 2048)),
     (LLAMA_1B, "bf16", {DType.Q4_K: DType.Q4_0}, A100, (1, 24, 2048)),
     (SMOLLM2, "q8_0", {DType.Q4_K: DType.Q8_0, DType.Q6_K: DType.Q8_0}, A100, (4, 48, 2048)),
 )

@@ -24,7 +24,7 @@ from corral.tensor.tensor import Tensor
 
 
 def lower_packed(at: Binding, chip: Chip, narrow: Narrow) -> tuple[Launch, ...]:
-    """Return the launches of a plan for batches of 17 to 128 rows.
+    """Return the launches of a plan for batches of 9 to 128 rows.
 
     Raises:
         InternalError: if more left factors are needed at once than there is room for.

@@ -14,9 +14,9 @@ from corral.devices.cuda.matmul_launch import MAX_PARTS, ROWS, WEIGHTS, Product,
 from corral.memory.factors import TILE_COLUMNS
 from corral.quant.packed import SPAN
 
-LEAST_ROWS = 17
+LEAST_ROWS = 9
 """Of a batch: fewer rows are multiplied sooner as integers."""
-BATCHES = (32, 64, 96, 128)
+BATCHES = (16, 32, 64, 96, 128)
 """Rows that instances are made for."""
 _WARPGROUP_ROWS = 64
 _WARPGROUP_THREADS = 128
@@ -128,6 +128,8 @@ def _cuts(product: Product, batch: int, multiprocessors: int) -> Iterator[Packed
     """Yield cuts as measured on an H200, the best first; the last ones fit every layout."""
     tiles = 4 if batch <= 64 else 2
     if product.result is not Result.PLAIN:
+        if batch == 16:
+            yield PackedTuning(2, 2, 1, tiles)
         yield PackedTuning(2, 1, 1, tiles)
         yield PackedTuning(2, 1, 1, 2)
         return

@@ -1,4 +1,4 @@
-// Packed weights times 17 to 128 rows of a batch on sm_90a: weights become BF16 in registers and are
+// Packed weights times 9 to 128 rows of a batch on sm_90a: weights become BF16 in registers and are
 // the left operand of wgmma, rows of the batch are tiles of a left factor (tiles.cuh) and the right
 // one.
 //
@@ -42,10 +42,15 @@ struct Column {
   uint32_t ordered(uint32_t a, uint32_t b) const { return __byte_perm(a, b, order); }
 };
 
-// Words that would else be made anew each time: an instruction has room for one.
+// A byte in the low half of a word of BF16 is byte · 2^-133: its lowest exponents continue each other.
+// So codes are values as they stand, and the power of two goes into their scale. What is left of it
+// is taken off the sums, so that no scale is too great.
+constexpr float kCodeUnit = 0x1p103f, kSumUnit = 0x1p30f;
+
+// Words that would else be made anew each time.
 struct Masks {
-  uint32_t nibbles = in_register(0x000F000Fu), bytes = in_register(0x003F003Fu),
-           high = in_register(0x43004300u);  // of BF16, 128
+  uint32_t low = in_register(0x000F000Fu), high = in_register(0x00F000F0u),
+           bytes = in_register(0x00FF00FFu);
 };
 
 // Codes of a row in a group of 32 columns, one a byte: of the first 16 columns, and the others.
@@ -66,8 +71,8 @@ inline void codes_of_rows(const uint8_t* group, Lane lane, Column at, RowCodes (
     return;
   }
   if constexpr (W::bits == 4) {  // the other nibbles are masked out later
-    rows[0] = {x, x >> 4};
-    rows[1] = {y, y >> 4};
+    rows[0] = {x, x};
+    rows[1] = {y, y};
     return;
   }
   rows[0] = {x & 0x0F0F0F0Fu, x >> 4 & 0x0F0F0F0Fu};
@@ -93,25 +98,14 @@ inline void codes_of_rows(const uint8_t* group, Lane lane, Column at, RowCodes (
   }
 }
 
-// What is taken off codes: the zero, or where an offset stands for it, the middle of their range, so
-// that what rounding a scale costs is halved.
+// Where codes have an offset, the middle of their range: there, rounding a scale shall cost nothing.
 template <class W>
-constexpr int middle = W::has_offset ? 1 << (W::bits - 1) : W::zero;
+constexpr int middle = W::has_offset ? 1 << (W::bits - 1) : 0;
 
-// Bytes 0 and 2 of a word, or with Odd 1 and 3, as code − middle: exact, for BF16 has 8 bits.
-template <class W, bool Odd>
-inline Pair centred(uint32_t codes, Masks with) {
-  const Pair one = __float2bfloat162_rn(1.0f);
-  const uint32_t bytes = Odd ? codes >> 8 : codes;
-  if constexpr (W::bits == 8) {
-    const Pair low = pair_of((bytes & with.nibbles) | with.high);  // 128 + low nibble
-    const Pair high = pair_of((bytes >> 4 & with.nibbles) | with.high);
-    return __hfma2(__hfma2(high, one, __float2bfloat162_rn(-128.0f - middle<W> / 16)),
-                   __float2bfloat162_rn(16.0f), __hfma2(low, one, __float2bfloat162_rn(-128.0f)));
-  } else {
-    const Pair code = pair_of((bytes & (W::bits == 4 ? with.nibbles : with.bytes)) | with.high);
-    return __hfma2(code, one, __float2bfloat162_rn(-128.0f - middle<W>));
-  }
+// Bytes 0 and 2 of a word as codes · 2^-133, or nibbles: those above, Half 1, are 16 times as much.
+template <class W, int Half>
+inline Pair codes_of(uint32_t word, Masks with) {
+  return pair_of(word & (W::bits > 4 ? with.bytes : Half ? with.high : with.low));
 }
 
 // The scales (and offsets) of the two groups of a tile, for a lane's two rows: lane 4g + c knows
@@ -123,13 +117,14 @@ struct Scales {
   float2 factor, shift;  // of the span
 
   void of_span(const uint8_t* chunk, Lane lane) {
-    factor = shift = {1.0f, 1.0f};
+    factor = {kCodeUnit, kCodeUnit}, shift = {1.0f / kSumUnit, 1.0f / kSumUnit};
     if constexpr (W::has_spans) {
-      factor = W::super_scale(chunk, lane);
-      if constexpr (W::has_offset) shift = W::super_offset(chunk, lane);
+      factor = scaled(W::super_scale(chunk, lane), kCodeUnit);
+      if constexpr (W::has_offset) shift = scaled(W::super_offset(chunk, lane), 1.0f / kSumUnit);
     }
   }
 
+  static float2 scaled(float2 v, float by) { return {v.x * by, v.y * by}; }
   static uint32_t rounded(float2 v) { return bits_of(__floats2bfloat162_rn(v.x, v.y)); }
 
   void of_tile(const uint8_t* groups, int tile, Lane lane) {
@@ -144,9 +139,11 @@ struct Scales {
         scale[h][part] = rounded(value);
       }
       if constexpr (W::has_offset) {
+        constexpr float kMiddle = middle<W> / kCodeUnit / kSumUnit;
         const float2 least = W::offset(group, lane);
-        offset[h][0] = rounded({least.x * shift.x + middle<W> * value.x,
-                                least.y * shift.y + middle<W> * value.y});
+        const float2 kept = __bfloat1622float2(pair_of(scale[h][0]));
+        offset[h][0] = rounded({fmaf(value.x - kept.x, kMiddle, least.x * shift.x),
+                                fmaf(value.y - kept.y, kMiddle, least.y * shift.y)});
       }
     }
   }
@@ -170,19 +167,22 @@ inline void weights_of(const uint8_t* group, Lane lane, Column at, Masks with,
     if (half == 0 || W::parts == 2) {
       const uint32_t two = __shfl_sync(~0u, scales.scale[h][W::parts == 2 ? half : 0], from);
       scale[0] = low_twice(two), scale[1] = high_twice(two);
+      if constexpr (!W::has_offset) {
+        const Pair zero = __float2bfloat162_rn(-W::zero * 0x1p-133f);
+        offset[0] = __hmul2(scale[0], zero), offset[1] = __hmul2(scale[1], zero);
+      }
+    }
+    if (half == 1 && W::bits == 4) {
+      const Pair part = __float2bfloat162_rn(0.0625f);
+      scale[0] = __hmul2(scale[0], part), scale[1] = __hmul2(scale[1], part);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const uint32_t codes = half ? rows[i].high : rows[i].low;
-      const Pair even = centred<W, false>(codes, with);
-      const Pair odd = centred<W, true>(codes, with);
-      if constexpr (W::has_offset) {
-        a[half][i] = bits_of(__hfma2(even, scale[i], offset[i]));
-        a[half][2 + i] = bits_of(__hfma2(odd, scale[i], offset[i]));
-      } else {
-        a[half][i] = bits_of(__hmul2(even, scale[i]));
-        a[half][2 + i] = bits_of(__hmul2(odd, scale[i]));
-      }
+      const uint32_t word = half ? rows[i].high : rows[i].low;
+      const Pair even = half ? codes_of<W, 1>(word, with) : codes_of<W, 0>(word, with);
+      const Pair odd = half ? codes_of<W, 1>(word >> 8, with) : codes_of<W, 0>(word >> 8, with);
+      a[half][i] = bits_of(__hfma2(even, scale[i], offset[i]));
+      a[half][2 + i] = bits_of(__hfma2(odd, scale[i], offset[i]));
     }
   }
 }
@@ -375,7 +375,11 @@ struct Packed {
       }
       products_wait<0>();
 #pragma unroll
-      for (int o = 0; o < operands; o++) settle(totals[o]);
+      for (int o = 0; o < operands; o++) {
+        settle(totals[o]);
+#pragma unroll
+        for (int i = 0; i < sums; i++) totals[o][i] *= kSumUnit;
+      }
       release(before);
       gather(depth, row_group, totals);
       if (depth == 0 && rank == 0) store(unit, row_group, lane, count, totals);

@@ -20,12 +20,14 @@ BF16 = 1e-5
 LAYOUTS = [layout for layout in WEIGHTS if not BY_NAME[layout].is_float]
 WIDE, DEEP = PackedTuning(4, 1, 1, 4), PackedTuning(1, 4, 1, 4)
 TUNINGS = {
+    16: (DEEP, PackedTuning(2, 2, 1, 4)),
     32: (WIDE, DEEP, PackedTuning(2, 2, 1, 2), PackedTuning(1, 2, 1, 4)),
     64: (PackedTuning(4, 1, 1, 2), PackedTuning(1, 2, 1, 4), PackedTuning(2, 1, 1, 2)),
     96: (PackedTuning(1, 2, 1, 2),),
     128: (PackedTuning(4, 1, 1, 2), PackedTuning(1, 2, 1, 2)),
 }
 GATED = {
+    16: (PackedTuning(2, 2, 1, 4),),
     32: (PackedTuning(2, 1, 1, 4), PackedTuning(1, 2, 1, 2)),
     64: (PackedTuning(2, 1, 1, 4),),
     128: (PackedTuning(2, 1, 1, 2),),
@@ -119,7 +121,7 @@ CUTS = {
 }
 SIXES = {
     batch: Trial(Product("int6_signed16", (200,), 2048, batch, 0), TUNINGS[batch][0], batch - 1)
-    for batch in (32, 128)
+    for batch in (16, 32, 128)
 }
 ACTIVE = {
     (batch, tuning, gating): Trial(
@@ -127,7 +129,9 @@ ACTIVE = {
         tuning,
         batch - 3,
     )
-    for gating, (batch, tunings) in zip(("silu", "gelu", "silu"), GATED.items(), strict=True)
+    for (batch, tunings), gating in zip(
+        GATED.items(), ("silu", "silu", "gelu", "silu"), strict=True
+    )
     for tuning in tunings
 }
 ALL = (*EVERY.values(), *CUTS.values(), *SIXES.values(), *ACTIVE.values())
