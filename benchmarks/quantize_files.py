@@ -160,10 +160,11 @@ def _wide(path: Path, family: str, experts: int, *, tied: bool = False, layers: 
             own |= {"ffn_up": (320, 256), "ffn_gate": (320, 256), "ffn_down": (256, 320)}
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in own.items()}
     table = {name: (DType.F32, s, tiny.values(name, s)) for name, s in shapes.items()}
-    keys = tiny.keys(family, block_count=layers, embedding_length=256)
+    sizes = {"block_count": layers, "embedding_length": 256, "attention.layer_norm_epsilon": 1e-5}
     if experts:
-        keys |= {f"{family}.expert_count": experts, f"{family}.expert_used_count": 2}
-    keys[f"{family}.attention.layer_norm_epsilon"] = 1e-5
+        sizes |= {"expert_count": experts, "expert_used_count": 2}
+    keys = {key.replace("llama.", f"{family}."): v for key, v in tiny.keys(**sizes).items()}
+    keys["general.architecture"] = family
     write_model(path, keys | tiny.vocabulary(), table)
     return path
 
