@@ -148,14 +148,15 @@ def add_adapters(group: "Parser | _ArgumentGroup") -> None:
     group.add_argument(
         "--lora",
         metavar="FILE[:SCALE]",
-        type=_adapter,
+        type=adapter,
         action="append",
         default=[],
         help="a LoRA adapter that changes the model, and how much (default: 1); may be repeated",
     )
 
 
-def _adapter(given: str) -> tuple[str, float]:
+def adapter(given: str) -> tuple[str, float]:
+    """Take FILE or FILE:SCALE."""
     from corral.contract.worker import AdapterSpec
 
     try:

@@ -36,7 +36,7 @@ COMMANDS = {
     "pin": "have a running server keep a model",
     "pull": "fetch a model into the cache",
     "inspect": "show what is in a model file",
-    "lora": "show what is in a LoRA adapter",
+    "lora": "show what is in a LoRA adapter, or merge it",
     "devices": "show the devices and their memory",
     "plan": "show the memory a model would need, without loading it",
     "bench": "measure prompt and generation speed",

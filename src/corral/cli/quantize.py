@@ -123,7 +123,7 @@ def _print_json(conversion: "Conversion", out: Path, *, is_written: bool) -> Non
         {
             "path": str(out),
             "written": is_written,
-            "type": conversion.to.name,
+            "type": None if conversion.to is None else conversion.to.name,
             "size_bytes": conversion.size_bytes,
             "bits_per_weight": conversion.bits_per_weight,
             "tensors": [

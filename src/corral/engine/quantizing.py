@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,8 @@ _REPLACED: Final = (
 
 Encode = Callable[[Floats, DType], Bytes]
 """Rounds (rows, columns) to a type: `quantize`, or what does the same faster."""
+Alter = Callable[[str, int, Floats], Floats]
+"""Gives other values for rows of a tensor: its name, the first row, (rows, columns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Change:
 
     tensor: TensorInfo
     dtype: DType
+    is_altered: bool = False
+    """Whether its values change, too."""
 
     @property
     def name(self) -> str:
@@ -68,14 +73,15 @@ class Change:
     @property
     def is_copy(self) -> bool:
         """Whether the bytes stay as they are."""
-        return self.dtype is self.tensor.dtype
+        return self.dtype is self.tensor.dtype and not self.is_altered
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """What is to be made of a model file, known from its header alone."""
 
-    to: Mixture
+    to: Mixture | None
+    """None: tensors keep their types, and the file what it says of them."""
     changes: tuple[Change, ...]
     """In the order of the new file."""
 
@@ -119,9 +125,12 @@ def convert(
     *,
     threads: int = 1,
     encode: Encode = quantize,
+    alter: Alter | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Write the new file; `progress` hears ("quantize", bytes read, bytes in all).
+
+    `alter` changes the values of tensors whose change says that they are altered.
 
     Raises:
         InvalidArgument: if the path is one of the files that are read.
@@ -138,7 +147,8 @@ def convert(
             writer.declare(change.name, change.dtype, change.tensor.shape)
         total = sum(change.tensor.size_bytes for change in conversion.changes)
         done = 0
-        for piece, data in _encoded(file, conversion, threads, encode):
+        make = partial(_make, file, encode=encode, alter=alter)
+        for piece, data in _encoded(conversion, threads, make):
             writer.write(piece.change.name, data.data)
             done += piece.size_bytes
             if progress is not None:
@@ -165,7 +175,7 @@ class _Piece:
 
 
 def _encoded(
-    file: ModelFile, conversion: Conversion, threads: int, encode: Encode
+    conversion: Conversion, threads: int, make: Callable[[_Piece], Bytes]
 ) -> Iterator[tuple[_Piece, Bytes]]:
     """Yield the pieces of all tensors in order, made by several threads a little ahead."""
     pending: deque[tuple[_Piece, Future[Bytes]]] = deque()
@@ -175,7 +185,7 @@ def _encoded(
             if len(pending) >= _PIECES_A_THREAD * threads:
                 first, made = pending.popleft()
                 yield first, made.result()
-            pending.append((piece, workers.submit(_make, file, piece, encode)))
+            pending.append((piece, workers.submit(make, piece)))
         for first, made in pending:
             yield first, made.result()
     finally:
@@ -190,7 +200,7 @@ def _pieces(conversion: Conversion) -> Iterator[_Piece]:
             yield _Piece(change, first, min(each, rows - first))
 
 
-def _make(file: ModelFile, piece: _Piece, encode: Encode) -> Bytes:
+def _make(file: ModelFile, piece: _Piece, *, encode: Encode, alter: Alter | None) -> Bytes:
     """Read a piece and return its bytes in the new type."""
     change, tensor = piece.change, piece.change.tensor
     data = np.empty(piece.size_bytes, np.uint8)
@@ -205,6 +215,8 @@ def _make(file: ModelFile, piece: _Piece, encode: Encode) -> Bytes:
         )
     if change.is_copy:
         return data
+    if change.is_altered and alter is not None:
+        values = alter(tensor.name, piece.first_row, values)
     try:
         return encode(values, change.dtype)
     except InvalidArgument as error:
@@ -218,11 +230,14 @@ def _rows(tensor: TensorInfo) -> int:
     return math.prod(tensor.shape[:-1])
 
 
-def _add_metadata(writer: Writer, file: ModelFile, to: Mixture) -> None:
+def _add_metadata(writer: Writer, file: ModelFile, to: Mixture | None) -> None:
     """Add what the old file says, but for what is no longer so."""
+    kept = (_VERSION_KEY, _FILE_TYPE_KEY) if to is None else ()
     for key in file.metadata:
-        if key not in _REPLACED:
+        if key not in _REPLACED or key in kept:
             writer.add(key, file.metadata.value(key))
+    if to is None:
+        return
     writer.add(_VERSION_KEY, _VERSION, ValueType.UINT32)
     writer.add(_FILE_TYPE_KEY, to.file_type, ValueType.UINT32)
 

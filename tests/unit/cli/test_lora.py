@@ -7,6 +7,8 @@ import pytest
 import adapters
 import tiny
 from corral.cli.main import main
+from corral.gguf import open_model
+from corral.quant.types import DType
 from unit.cli.conftest import Outcome
 
 
@@ -59,6 +61,33 @@ def test_inspect_checks_the_base(corral, adapter, tmp_path):
 def test_refuses_what_it_does_not_know(corral, adapter):
     """A word that is no subcommand is a usage error; no word at all shows the words there are."""
     assert corral("lora", "frobnicate", adapter).code == 2
-    assert "it has inspect" in corral("lora", "frobnicate").err
+    assert "it has inspect, merge" in corral("lora", "frobnicate").err
     assert "inspect" in corral("lora").out
     assert corral("lora", "inspect", "nowhere.gguf").code == 2
+
+
+def test_merge_writes_a_model(corral, adapter, tmp_path):
+    """The file that is written is a model, whose changed weights may have another type."""
+    base, out = tiny.write(tmp_path / "base.gguf"), tmp_path / "out.gguf"
+    done = corral(
+        "lora", "merge", base, f"{adapter}:0.5", "-o", out, "--merge-type", "f16", "--json"
+    )
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {
+        "path": str(out),
+        "changed": 14,
+        "size_bytes": out.stat().st_size,
+    }
+    with open_model(out) as model:
+        assert model.tensors["blk.0.attn_q.weight"].dtype is DType.F16
+        assert model.tensors["token_embd.weight"].dtype is DType.F32
+
+
+def test_merge_needs_what_fits(corral, adapter, tmp_path):
+    """No model, no output and an adapter of another model are told, and nothing is written."""
+    other = tiny.write(tmp_path / "other.gguf", "qwen2", table=tiny.tensors("qwen2"))
+    out = tmp_path / "out.gguf"
+    assert corral("lora", "merge", other, adapter).code == 2
+    refused = corral("lora", "merge", other, adapter, "-o", out)
+    assert (refused.code, out.exists()) == (1, False)
+    assert "is for llama" in refused.err
