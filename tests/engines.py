@@ -19,10 +19,11 @@ SHORT = (GroupSpec(None, blocks_for(CONTEXT) + 1),)
 """One block more than a single sequence may need."""
 
 
-def make(groups=FULL, *, sequences=SEQUENCES, chunk_beside=None, **shapes):
+def make(groups=FULL, *, sequences=SEQUENCES, chunk_beside=None, keep=None, **shapes):
     """Return an engine and its runner."""
     runner = TokenMemory(groups, rows=ROWS, sequences=sequences, context=CONTEXT, **shapes)
-    return Engine(runner, groups, context=CONTEXT, chunk_beside=chunk_beside), runner
+    engine = Engine(runner, groups, context=CONTEXT, chunk_beside=chunk_beside, keep=keep)
+    return engine, runner
 
 
 DEFAULTS = {}

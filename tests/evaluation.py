@@ -44,12 +44,13 @@ def decoded(graph, weights):
 
 
 class Evaluation:
-    """One graph on one device; `with` gives everything back."""
+    """One graph on one device, perhaps others on the same state; `with` gives everything back."""
 
-    def __init__(self, device, graph, weights=None, tables=None):
+    def __init__(self, device, graph, weights=None, tables=None, *, also=()):
         self.device, self.graph = device, verify(graph)
-        self.model = plan_model([graph], device.traits, loading_bytes=0)
-        (self.plan,) = self.model.plans
+        graphs = [graph, *map(verify, also)]
+        self.model = plan_model(graphs, device.traits, loading_bytes=0)
+        self.plan = self.model.plans[0]
         self._stack = ExitStack()
         footprint = self.model.footprint()
         buffers = {
@@ -65,7 +66,7 @@ class Evaluation:
             records=RecordPool(
                 buffers[Lifetime.RECORDS],
                 record_bytes=device.traits.record_bytes,
-                capacity=self.plan.num_records,
+                capacity=sum(plan.num_records for plan in self.model.plans),
             ),
             weights_layout=self.model.weights,
             state_layout=self.model.state,
@@ -73,7 +74,8 @@ class Evaluation:
         )
         self._upload(weights if weights is not None else random_weights(graph))
         self.backend = self._stack.enter_context(closing(device.backend()))
-        self.program = self.backend.lower(self.plan, self.buffers)
+        self.programs = [self.backend.lower(plan, self.buffers) for plan in self.model.plans]
+        self.program = self.programs[0]
 
     def _upload(self, weights):
         for slot in self.model.weights.slots.values():
@@ -82,21 +84,23 @@ class Evaluation:
             data = np.array(tensor.attributes.values) if constant else weights[tensor.name]
             self.device.upload(slot, self.buffers.weights, 0, memoryview(data).cast("B"))
 
-    def run(self, *, outputs=0, **inputs):
+    def run(self, *, outputs=0, program=0, **inputs):
         """Evaluate one batch and return a copy of each output of the graph."""
         self.poison()
+        ran = self.programs[program]
+        graph = ran.plan.graph
         arrays = {
             name: value if isinstance(value, np.ndarray) else np.asarray(value, np.int32)
             for name, value in inputs.items()
         }
-        names = {tensor.name for tensor in self.graph.leaves(Op.RECEIVED)}
+        names = {tensor.name for tensor in graph.leaves(Op.RECEIVED)}
         received = {name: HostRows(arrays.pop(name)) for name in names}
-        self.backend.run(self.program, arrays, outputs, received=received)
+        self.backend.run(ran, arrays, outputs, received=received)
         rows = len(arrays["tokens" if "tokens" in arrays else "positions"])
         counts = {"ROWS": rows, "OUTPUTS": outputs}
         return [
-            self.backend.read(self.program, output, counts[output.extent.name]).copy()
-            for output in self.graph.outputs
+            self.backend.read(ran, output, counts[output.extent.name]).copy()
+            for output in graph.outputs
         ]
 
     def poison(self):

@@ -61,6 +61,7 @@ LIMITS = {
     "": Limit(48),
     "choose_token": Limit(80),
     "transpose_halves": Limit(64),
+    "kv_shift": Limit(64),
     "matmul<": Limit(160),
     "matmul<corral::int4_half_offset, corral::XA8, 8": replace(_ASSEMBLER, registers=160),
     "matmul_stream": Limit(120),
@@ -159,7 +160,9 @@ def _cache():
     yield _of("rope_append", "CacheQ8_0", 128, 128, False, True)
     for kind in ("CacheF32", "CacheF16", "CacheBF16"):
         yield _of("kv_append", kind, 512)
+        yield _of("kv_shift", kind, 128, 128, kind == "CacheF32")
     yield Instance.of("kv_append", "kv_append_q8_0", 512)
+    yield _of("kv_shift", "CacheQ8_0", 256, 64, True)
 
 
 def _rows():

@@ -40,7 +40,7 @@ def load_parts(path, limits, devices, layers, ledger):
 class Loaded:
     """A model file on a device, or with a run of layers on each of several; and an engine on it."""
 
-    def __init__(self, path, device, limits, *, layers=()):
+    def __init__(self, path, device, limits, *, layers=(), keep=None):
         self.devices = device if layers else (device,)
         self.device = self.devices[0]
         self.ledger = Ledger()
@@ -50,7 +50,7 @@ class Loaded:
             self.loaded = load_model(path, limits, device, self.ledger)
         groups = self.loaded.design.kv.groups
         self.runner = Runner(self.loaded.parts, groups)
-        self.engine = Engine(self.runner, groups, context=limits.context)
+        self.engine = Engine(self.runner, groups, context=limits.context, keep=keep)
         self.num_blocks = tuple(group.num_blocks for group in groups)
 
     def submit(self, tokens, max_tokens=8, *, seed=1, temperature=1.0, **options):

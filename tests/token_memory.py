@@ -44,11 +44,15 @@ class TokenMemory:
         self.shapes = ShapeClass(rows, outputs, sequences, -(-context // BLOCK_TOKENS))
         self.num_rows = []
         """Rows of each evaluation so far."""
+        self.shifts = []
+        """(moves, distance) of each shift so far."""
         self._groups = groups
         self._logits = None
         self._chosen, self._last = deque(), []
         self._arrays = BatchArrays(self.shapes, groups)
         self._kept = [np.full((group.num_blocks, BLOCK_TOKENS), -1) for group in groups]
+        self._places = [kept.copy() for kept in self._kept]
+        """The position for which each token was computed."""
 
     is_asynchronous = False
 
@@ -77,6 +81,17 @@ class TokenMemory:
         """Return the tokens of the oldest batch that chose."""
         return self._chosen.popleft()
 
+    def shift(self, moves, distance):
+        """Move what blocks hold, and turn it to lower positions."""
+        assert self._logits is None and not self._chosen, "something is under way"
+        assert distance > 0 and distance % BLOCK_TOKENS == 0
+        (kept,) = self._kept
+        (places,) = self._places
+        sources, targets = [move.source for move in moves], [move.target for move in moves]
+        kept[targets] = kept[sources]
+        places[targets] = places[sources] - distance
+        self.shifts.append((tuple(moves), distance))
+
     def start(self, batch, *, chooses=False):
         """Write and read back; the last batch must be finished, or both choose."""
         assert self._logits is None
@@ -89,13 +104,17 @@ class TokenMemory:
         assert 0 < len(positions) <= self.shapes.rows
         assert len(batch) <= self.shapes.sequences
         self.num_rows.append(len(positions))
-        for group, kept in zip(self._groups, self._kept, strict=True):
+        for group, kept, places in zip(self._groups, self._kept, self._places, strict=True):
             blocks = inputs[group.tables_name][sequences, positions // BLOCK_TOKENS]
             kept[blocks, positions % BLOCK_TOKENS] = inputs["tokens"]
+            places[blocks, positions % BLOCK_TOKENS] = positions
             for number, rows in enumerate(batch):
                 table = inputs[group.tables_name][number]
                 mine = positions[sequences == number]
-                self._check(group, kept, table, self._tokens_of(rows), mine)
+                seen = self._seen(group, mine)
+                at = (table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS)
+                assert kept[at].tolist() == self._tokens_of(rows)[seen[0] : seen[-1] + 1]
+                assert places[at].tolist() == seen.tolist()
         held = [self._tokens_of(rows) for rows in batch]
         rows = inputs["output_rows"]
         logits = np.array(
@@ -112,9 +131,7 @@ class TokenMemory:
         fed = [] if rows.fed_by is None else [self._before[rows.fed_by]]
         return rows.sequence.tokens + fed
 
-    def _check(self, group, kept, table, tokens, positions):
-        """Compare all that the rows of one sequence see with what the sequence holds."""
+    def _seen(self, group, positions):
+        """Return the positions that the rows of one sequence see."""
         window = group.window or positions[-1] + 1
-        seen = np.arange(max(0, positions[0] - window + 1), positions[-1] + 1)
-        read = kept[table[seen // BLOCK_TOKENS], seen % BLOCK_TOKENS]
-        assert read.tolist() == tokens[seen[0] : seen[-1] + 1]
+        return np.arange(max(0, positions[0] - window + 1), positions[-1] + 1)

@@ -179,6 +179,10 @@ def expected(node, values, *, rows, outputs=0):
         state = sources[2].copy()
         KERNELS[node.op](node, state, *sources[:2], state, *sources[3:])
         return state
+    if node.op is Op.KV_SHIFT:
+        state = sources[0].copy()
+        KERNELS[node.op](node, state, state, *sources[1:])
+        return state
     count = limits[node.extent]
     result = np.empty((count, *shape[1:]), kind)
     KERNELS[node.op](node, result, *sources)

@@ -191,8 +191,8 @@ class LlamaChunks:
             model=self._model,
             stop_type=_stop_type(event),
             stopping_word=event.stop or "",
-            tokens_cached=usage.prompt_tokens + usage.generated_tokens,
-            truncated=event.reason is FinishReason.CONTEXT,
+            tokens_cached=usage.prompt_tokens + usage.generated_tokens - usage.dropped_tokens,
+            truncated=event.reason is FinishReason.CONTEXT or usage.dropped_tokens > 0,
             timings=timings(event),
         )
 

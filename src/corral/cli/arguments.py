@@ -108,6 +108,8 @@ class LoadOptions:
     threads: int | None
     adapters: tuple[tuple[str, float], ...] = ()
     """Files of adapters, and what each counts."""
+    context_shift: bool = False
+    keep: int = 0
 
     @classmethod
     def of(cls, parsed: Namespace) -> "LoadOptions":
@@ -121,6 +123,8 @@ class LoadOptions:
             parsed.kv_type,
             parsed.threads,
             tuple(parsed.lora),
+            getattr(parsed, "context_shift", False),
+            getattr(parsed, "keep", 0),
         )
 
 
@@ -240,6 +244,23 @@ def add_context(group: "Parser | _ArgumentGroup", *, default: int | None) -> Non
         type=whole(1),
         default=default,
         help=f"tokens of prompt and answer together (default: {shown})",
+    )
+
+
+def add_shift(group: "Parser | _ArgumentGroup") -> None:
+    """Add --context-shift and --keep."""
+    group.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="go on when the context is full: drop half of the tokens behind the kept ones",
+    )
+    group.add_argument(
+        "--keep",
+        metavar="N",
+        type=whole(0),
+        default=0,
+        help="with --context-shift: tokens of the prompt that are never dropped, rounded up to "
+        "blocks of 32; more than it has are all (default: 0, and one that begins every text)",
     )
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from corral.cli.answer import AnswerOptions, Keywords, statistics_line, stream
 from corral.cli.arguments import is_text
 from corral.cli.output import note, write
-from corral.errors import UsageError
+from corral.errors import ContextExceeded, UsageError
 
 if TYPE_CHECKING:
     from corral import Model
+    from corral.engine.generation import Generation
 
 Read = Callable[[str], str]
 """Takes a prompt to show and returns a line; raises EOFError at the end."""
@@ -58,6 +59,13 @@ class Conversation:
         else:
             self._turns.pop()
 
+    def forget_oldest(self) -> bool:
+        """Leave out the oldest question with its answer; False if there is only the last one."""
+        if len(self._turns) < 3:
+            return False
+        del self._turns[:2]
+        return True
+
     def reset(self) -> None:
         """Forget all turns; the instructions stay."""
         self._turns.clear()
@@ -68,9 +76,14 @@ def _message(role: str, content: str) -> dict[str, object]:
 
 
 def chat(
-    model: "Model", options: AnswerOptions, *, system: str | None = None, read: Read | None = None
+    model: "Model",
+    options: AnswerOptions,
+    *,
+    system: str | None = None,
+    read: Read | None = None,
+    is_endless: bool = False,
 ) -> None:
-    """Chat until the user leaves.
+    """Chat until the user leaves; an endless chat leaves out its oldest turns when it must.
 
     Raises:
         TemplateError: the model has no usable chat template.
@@ -98,7 +111,7 @@ def chat(
         if command:
             _obey(command[1], command[2] or "", conversation)
         elif entry.strip():
-            _turn(model, keywords, conversation, entry)
+            _turn(model, keywords, conversation, entry, is_endless=is_endless)
 
 
 def read_entry(read: Read) -> str:
@@ -141,11 +154,18 @@ def _obey(command: str, text: str, conversation: Conversation) -> None:
             note(f"no command /{command}; /help lists them")
 
 
-def _turn(model: "Model", keywords: Keywords, conversation: Conversation, entry: str) -> None:
+def _turn(
+    model: "Model",
+    keywords: Keywords,
+    conversation: Conversation,
+    entry: str,
+    *,
+    is_endless: bool,
+) -> None:
     conversation.ask(entry)
     text = ""
     try:
-        generation = model.stream_chat(conversation.messages(), **keywords)
+        generation = _start(model, keywords, conversation, is_endless=is_endless)
         text = stream(generation, write)
     except UsageError as error:
         note(f"{error}; /reset starts over")
@@ -156,6 +176,25 @@ def _turn(model: "Model", keywords: Keywords, conversation: Conversation, entry:
     note(statistics_line(generation.statistics, model.memory().total_bytes))
     if generation.statistics.finish_reason.value == "context":
         note(f"the context of {model.context} tokens is full; /reset starts over")
+
+
+def _start(
+    model: "Model", keywords: Keywords, conversation: Conversation, *, is_endless: bool
+) -> "Generation":
+    """Begin an answer, without the oldest turns if the context holds no more."""
+    left_out = 0
+    while True:
+        try:
+            generation = model.stream_chat(conversation.messages(), **keywords)
+        except ContextExceeded:
+            if not is_endless or not conversation.forget_oldest():
+                raise
+            left_out += 1
+            continue
+        if left_out:
+            turns = "turn is" if left_out == 1 else f"{left_out} turns are"
+            note(f"the oldest {turns} forgotten: the context holds {model.context} tokens")
+        return generation
 
 
 def _terminal_reader() -> Read:

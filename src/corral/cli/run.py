@@ -89,6 +89,7 @@ def _parse(given: Sequence[str]) -> RunOptions:
         help=f"{options.MODEL_HELP} (default: demo)",
     )
     options.add_load_options(group)
+    options.add_shift(group)
     add_answer_options(parser)
     parsed = parser.parse_args(given)
     if parsed.raw and parsed.system is not None:
@@ -107,7 +108,7 @@ def _parse(given: Sequence[str]) -> RunOptions:
 def _chat(model: "Model", run: RunOptions) -> int:
     from corral.cli.chat import chat
 
-    chat(model, run.answer, system=run.system)
+    chat(model, run.answer, system=run.system, is_endless=run.load.context_shift)
     return 0
 
 

@@ -94,6 +94,8 @@ def _spec(serve: ServeOptions, path: Path) -> "WorkerSpec":
         context=serve.load.context,
         parallel=serve.parallel,
         kv_type=serve.load.kv_type,
+        context_shift=serve.load.context_shift,
+        keep=serve.load.keep,
         threads=serve.load.threads,
         embeddings=serve.embeddings,
         adapters=tuple(

@@ -23,7 +23,7 @@ _MAX_QUEUE = 65_536
 _MAX_KEY_FILE_BYTES = 1 << 20
 _OF_A_MODEL = (
     *("device", "split", "gpu_layers", "context", "kv_type", "threads"),
-    *("embeddings", "parallel", "queue", "lora"),
+    *("context_shift", "keep", "embeddings", "parallel", "queue", "lora"),
 )
 
 
@@ -77,6 +77,8 @@ class ServeOptions:
             context=load.context,
             parallel=self.parallel,
             kv_type=load.kv_type,
+            context_shift=load.context_shift,
+            keep=load.keep,
             embeddings=self.embeddings,
             threads=load.threads,
             queue=self.queue,
@@ -113,6 +115,7 @@ def parse(given: Sequence[str]) -> ServeOptions:
         "--config", metavar="FILE", type=Path, help="serve the models of a configuration (TOML)"
     )
     options.add_load_options(group)
+    options.add_shift(group)
     group.add_argument(
         "--embeddings", action="store_true", help="answer /v1/embeddings too, by the last token"
     )

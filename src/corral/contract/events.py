@@ -47,6 +47,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """Part of `prompt_tokens` that was taken from the prefix cache, not computed."""
     generated_tokens: int = 0
+    dropped_tokens: int = 0
+    """Part of both that a full context was shifted by."""
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,7 +146,10 @@ class SlotState(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
+    """Of prompt and answer, so far."""
     generated_tokens: int
+    dropped_tokens: int = 0
+    """Computed ones that a full context was shifted by; it holds the others."""
 
 
 class ServiceStatistics(msgspec.Struct, frozen=True, kw_only=True, tag="service_statistics"):

@@ -11,7 +11,12 @@ import enum
 import msgspec
 
 from corral.contract.checks import check_integer, check_number, check_text, check_tuple, refuse
-from corral.contract.limits import MAX_ADAPTER_SCALE, MAX_ADAPTERS, MAX_NAME_CHARACTERS
+from corral.contract.limits import (
+    MAX_ADAPTER_SCALE,
+    MAX_ADAPTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_TOKEN,
+)
 
 MAX_QUEUE = 65_536
 MAX_DRAIN_S = 86_400.0
@@ -126,6 +131,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_type: str = "f16"
     kv_blocks: int | None = None
     """Blocks of the KV cache; None is enough for `parallel` full sequences."""
+    context_shift: bool = False
+    """Whether an answer goes on when the context is full, without its older tokens."""
+    keep: int = 0
+    """Tokens of a prompt that are never dropped."""
     threads: int | None = None
     chunk_beside: int | None = None
     """Prompt tokens of one step while others decode; None is what suits the device."""
@@ -158,6 +167,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
             _check_names("visible_devices", self.visible_devices)
         if not isinstance(self.embeddings, bool):
             refuse("embeddings", self.embeddings, "true or false")
+        if not isinstance(self.context_shift, bool):
+            refuse("context_shift", self.context_shift, "true or false")
+        check_integer("keep", self.keep, low=0, high=MAX_TOKEN)
         if self.template is not None:
             check_text("template", self.template, longest=_MAX_TEMPLATE_CHARACTERS)
         for index, one in enumerate(

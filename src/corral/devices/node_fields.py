@@ -65,3 +65,17 @@ def append_fields(at: BoundPlan, node: Tensor) -> Fields:
         "tables_stride": tables.row_bytes,
         "kv_heads": state.shape[2],
     }
+
+
+def shift_fields(at: BoundPlan, node: Tensor) -> Fields:
+    """Return the fields of KV_SHIFT."""
+    state, rotations, from_blocks, to_blocks = node.sources
+    return {
+        "state": at.address(state),
+        "count": at.count(rotations),
+        "rotations": at.address(rotations),
+        "from_blocks": at.address(from_blocks),
+        "to_blocks": at.address(to_blocks),
+        "rotations_stride": rotations.row_bytes,
+        "kv_heads": state.shape[2],
+    }

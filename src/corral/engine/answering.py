@@ -109,6 +109,7 @@ class Answering:
             prompt_tokens=self.sequence.num_prompt,
             cached_tokens=self.sequence.num_cached,
             generated_tokens=self.sequence.num_generated,
+            dropped_tokens=self.sequence.num_dropped,
         )
 
     @property
@@ -119,8 +120,9 @@ class Answering:
             request_id=self.request.request_id,
             prompt_tokens=self.sequence.num_prompt,
             cached_tokens=self.sequence.num_cached,
-            computed_tokens=self.sequence.num_computed,
+            computed_tokens=self.sequence.num_dropped + self.sequence.num_computed,
             generated_tokens=self.sequence.num_generated,
+            dropped_tokens=self.sequence.num_dropped,
         )
 
     def _timings(self) -> Timings:

@@ -38,7 +38,7 @@ class Answers:
         tokens: Iterable[int],
         *,
         sampler: Sampler,
-        max_tokens: int,
+        max_tokens: int | None,
         end_tokens: frozenset[int] = frozenset(),
         reuse: bool = True,
         adapters: Iterable[tuple[int, float]] | None = None,

@@ -36,7 +36,8 @@ def _draw(rows: Rows) -> tuple[int, int, float, float, float, int]:
     draw = sampler.draw if sampler is not None else None
     if sampler is None or draw is None:
         return LIKELIEST
-    position = rows.sequence.num_computed + rows.ahead + rows.num_tokens
+    sequence = rows.sequence
+    position = sequence.num_dropped + sequence.num_computed + rows.ahead + rows.num_tokens
     return (sampler.seed, position, draw.top_p, draw.floor, draw.temperature, draw.top_k)
 
 

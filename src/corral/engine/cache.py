@@ -7,8 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from corral.engine.sequence import Sequence
+from corral.errors import InternalError
 from corral.kv.pool import BlockPool, PoolStatistics
 from corral.kv.prefix import PrefixPool, as_bytes, extend, root, tail
+from corral.kv.shift import Shift
 from corral.kv.spec import BLOCK_TOKENS, GroupSpec
 from corral.kv.table import BlockTable
 
@@ -25,6 +27,14 @@ class Beginning:
     """Tokens that these blocks hold."""
     num_idle: int = 0
     """Blocks among them that count as free until they are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A block whose keys are turned on their way to another, or where they are."""
+
+    source: int
+    target: int
 
 
 NOTHING = Beginning()
@@ -131,6 +141,31 @@ class Cache:
             self._extend(sequence, num_full)
             for number in range(full, num_full):
                 self._prefixes.keep(sequence.tables[0].blocks[number], sequence.links[number])
+
+    def shift(self, sequence: Sequence, shift: Shift) -> tuple[Move, ...] | None:
+        """Take what a sequence drops, and return where the keys behind it are to go, turned.
+
+        A block that nobody else uses stays; what was known of it no longer holds. From one that is
+        shared they go to a new one. None if there are too few: then nothing can be turned, and all
+        of the sequence is to be computed again.
+        """
+        prefixes, table = self._prefixes, sequence.tables[0]
+        if prefixes is None:
+            raise InternalError("layers with windows cannot be shifted, and were not refused")
+        table.drop(shift.keep, shift.drop)
+        places = range(shift.keep, len(table.blocks))
+        shared = [place for place in places if prefixes.is_shared(table.blocks[place])]
+        if not prefixes.can_take(len(shared)):
+            return None
+        moves = []
+        for place in places:
+            block = table.blocks[place]
+            if place in shared:
+                moves.append(Move(block, table.replace_shared(place)))
+            else:
+                prefixes.forget(block)
+                moves.append(Move(block, block))
+        return tuple(moves)
 
     def forget(self, sequence: Sequence) -> None:
         """Let nobody else begin with what a sequence computed: it may be wrong."""

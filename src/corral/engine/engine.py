@@ -31,10 +31,11 @@ from corral.engine.metrics import EngineStatistics
 from corral.engine.runner import Runner
 from corral.engine.scheduler import Budget, Candidate, Slice, preempted, schedule
 from corral.engine.scoring import compute_logits
-from corral.engine.sequence import Sequence, SequenceState
+from corral.engine.sequence import NO_LIMIT, Sequence, SequenceState, checked_prompt
 from corral.engine.sessions.returns import Returns
+from corral.engine.shifting import shift_contexts
 from corral.engine.waiting import WaitingLine
-from corral.errors import ContextExceeded, CorralError, DeviceFault, InvalidArgument, ResourceError
+from corral.errors import CorralError, DeviceFault, InvalidArgument
 from corral.kv.prefix import PrefixPool
 from corral.kv.spec import GroupSpec, blocks_for
 from corral.sampling.sampler import Sampler
@@ -50,11 +51,13 @@ class Engine:
         *,
         context: int,
         chunk_beside: int | None = None,
+        keep: int | None = None,
     ) -> None:
         """Begin with no sequences.
 
         `chunk_beside` is how many prompt tokens an evaluation computes at most while sequences
-        decode; None is as many as fit.
+        decode; None is as many as fit. With `keep` a sequence whose context is full drops older
+        tokens and goes on; so many of its prompt stay in any case.
         """
         if chunk_beside is not None and chunk_beside < 1:
             raise InvalidArgument(
@@ -71,6 +74,7 @@ class Engine:
         self._evaluations = 0
         self._preemptions = 0
         self._chunk_beside = chunk_beside
+        self._keep = keep
         self._flights: deque[Flight] = deque()
         """What was started and not finished, two at most."""
         self._landed: list[Emission] = []
@@ -90,7 +94,7 @@ class Engine:
         tokens: Iterable[int],
         *,
         sampler: Sampler | None,
-        max_tokens: int,
+        max_tokens: int | None = None,
         end_tokens: frozenset[int] = frozenset(),
         reuse: bool = True,
         namespace: str = "",
@@ -99,28 +103,22 @@ class Engine:
     ) -> Sequence:
         """Queue a prompt and return its sequence.
 
-        With `max_tokens` 0 the prompt is computed and nothing else. Without `reuse` all of it is
-        computed, and nothing of it is left for others; else for those of its `namespace`. One that
-        `wants_vector` ends with the hidden state behind its prompt, and generates nothing.
-        `adapters` are numbers and scales; None is what was set for all.
+        With `max_tokens` 0 the prompt is computed and nothing else; None is no limit. Without
+        `reuse` all of it is computed, and nothing of it is left for others; else for those of its
+        `namespace`. One that `wants_vector` ends with the hidden state behind its prompt, and
+        generates nothing. `adapters` are numbers and scales; None is what was set for all.
 
         Raises:
             InvalidArgument: if the prompt is empty, or there is no such adapter.
             ContextExceeded: if the prompt leaves no room for a single token.
         """
-        prompt = list(tokens)
-        if not prompt:
-            raise InvalidArgument("the prompt has no tokens, expected at least one")
-        if len(prompt) >= self.context:
-            raise ContextExceeded(
-                f"the prompt has {len(prompt)} tokens, the context holds {self.context} with at "
-                "least one of the answer: shorten the prompt or raise --context",
-                prompt_tokens=len(prompt),
-                context=self.context,
-            )
-        sequence = Sequence(self._next_id, prompt, len(prompt), max_tokens, sampler, end_tokens)
+        prompt = checked_prompt(tokens, self.context)
+        limit = NO_LIMIT if max_tokens is None else max_tokens
+        sequence = Sequence(self._next_id, prompt, len(prompt), limit, sampler, end_tokens)
         sequence.is_reusing, sequence.namespace = reuse, namespace
         sequence.wants_vector, sequence.adapters = wants_vector, self.adapters.uses(adapters)
+        if self._keep is not None:
+            sequence.keep_tokens = min(self._keep, len(prompt))
         self._cache.name_prompt(sequence)
         if sampler is not None:
             sampler.accept_prompt(prompt)
@@ -155,6 +153,7 @@ class Engine:
 
     def _launch(self) -> None:
         """Start an evaluation of what is there to be computed, if anything is."""
+        self._shift_full()
         candidates, budget = self._candidates(), self._budget()
         while (victim := preempted(candidates, budget)) is not None:
             self._preempt(self._running[victim])
@@ -181,6 +180,8 @@ class Engine:
         """Start the next token of every sequence before this one is known, if all can go on so."""
         if len(self._flights) != 1 or not self._flights[0].can_feed or self._can_admit():
             return
+        if self._full():
+            return  # their turn comes when nothing is under way
         going = []
         for output, part in enumerate(self._flights[0].slices):
             sequence = self._running.get(part.id)
@@ -195,6 +196,18 @@ class Engine:
         if batch:
             slices = tuple(Slice(rows.sequence.id, 1, wants_logits=True) for rows in batch)
             self._start(batch, Flight(slices, chooses=True))
+
+    def _full(self) -> list[Sequence]:
+        """Return the sequences that cannot go on before older tokens are dropped."""
+        return [one for one in self._running.values() if len(one.tokens) >= self.context]
+
+    def _shift_full(self) -> None:
+        """Shift what is full; who cannot be for want of blocks computes what is left again."""
+        for sequence, error in shift_contexts(self._full(), self._cache, self._runner):
+            if error is None:
+                self._preempt(sequence)
+            else:
+                self._lose(sequence, error, "a shift of the context")
 
     def _start(self, batch: list[Rows], flight: Flight) -> None:
         self._evaluations += 1
@@ -268,21 +281,9 @@ class Engine:
         """
         sequence = Sequence(-1, list(tokens), len(into), 0, None, is_reusing=False)
         sequence.adapters = self.adapters.uses(adapters)
-        if len(sequence.tokens) > self.context:
-            raise ContextExceeded(
-                f"{len(sequence.tokens)} tokens were given, the context holds {self.context}: "
-                "load the model with a larger context"
-            )
         self.settle()
-        shapes = self._runner.shapes
-        free = self._cache.num_free
-        has_blocks = free is None or blocks_for(len(sequence.tokens)) <= free
-        if len(self._running) >= shapes.sequences or not has_blocks:
-            raise ResourceError(
-                f"all {shapes.sequences} sequences the model was loaded for are in use: finish or "
-                "cancel an answer first, or raise --parallel"
-            )
-        compute_logits(sequence, into, self._runner, self._cache)
+        running = len(self._running)
+        compute_logits(sequence, into, self._runner, self._cache, running, self.context)
 
     def settle(self) -> None:
         """Finish every evaluation under way; what they produced comes with the next step."""
@@ -361,7 +362,7 @@ class Engine:
             if isinstance(given, int):
                 token = chosen_token(given)
             else:
-                token = sampler.sample(given, len(sequence.tokens))
+                token = sampler.sample(given, sequence.num_tokens)
                 if sampler.params.logprobs is not None:
                     logprobs = sampler.logprobs(given, token)
             sampler.accept(token)

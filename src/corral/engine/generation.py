@@ -69,8 +69,11 @@ class Generation:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens generated so far, one that ended the answer included."""
-        return tuple(self._sequence.tokens[self._sequence.num_prompt :])
+        """The tokens generated so far, one that ended the answer included.
+
+        Those that a full context dropped are not among them.
+        """
+        return tuple(self._sequence.tokens[self._sequence.first_generated :])
 
     @property
     def statistics(self) -> GenerationStatistics:

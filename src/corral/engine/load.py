@@ -27,6 +27,8 @@ class Part:
     backend: Backend
     buffers: ModelBuffers
     program: Program
+    shift: Program | None = None
+    """Turns keys in its cache, if the model is loaded for context shift."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +90,8 @@ def load_split(
                 buffers = allocate(plan, held, device, ledger, closing)
                 closing.callback(backend.close)  # before its buffers; the second call does nothing
             # Before reading: lowering compiles the kernels that pack weights, too.
-            (program,) = (backend.lower(one, buffers, progress=progress) for one in plan.plans)
-            parts.append(Part(plan, device, backend, buffers, program))
+            programs = [backend.lower(one, buffers, progress=progress) for one in plan.plans]
+            parts.append(Part(plan, device, backend, buffers, *programs))
         advance = _advancing(plans, progress)
         for part in parts:
             _read_part(file, part, ledger, advance)

@@ -69,6 +69,8 @@ class Model:
         context: int | None = None,
         parallel: int = 1,
         kv_type: str = "f16",
+        context_shift: bool = False,
+        keep: int = 0,
         threads: int | None = None,
         progress: Progress | None = None,
         watch_growth: bool = False,
@@ -85,6 +87,11 @@ class Model:
             context: tokens of one sequence; by default the model's own, at most 4096.
             parallel: sequences at once.
             kv_type: "f16", "bf16", "f32" or "q8_0".
+            context_shift: whether an answer goes on when the context is full: half of the tokens
+                behind the kept ones are dropped, in whole blocks of 32, and the cached keys of the
+                others are turned to their new positions.
+            keep: tokens of a prompt that are never dropped, rounded up to whole blocks of 32; one
+                that begins a text, where the model has such, is kept in any case.
             threads: of the CPU, 1 to 1024; by default all that the process may use. More than the
                 machine has processors is allowed, and slow.
             progress: called with a stage ("download", "unpack", "kernels", "read" and others),
@@ -102,6 +109,8 @@ class Model:
             checks.integer_or_none("context", context, low=1),
             checks.integer("parallel", parallel, low=1),
             checks.text("kv_type", kv_type),
+            context_shift=checks.flag("context_shift", context_shift),
+            keep=checks.integer("keep", keep, low=0),
         )
         threads = checks.integer_or_none("threads", threads, low=1, high=MAX_THREADS)
         checks.progress(progress)
@@ -206,7 +215,8 @@ class Model:
         """Continue a text or tokens; iterate over the result to get pieces of text.
 
         Args:
-            max_tokens: of the answer; by default until the model ends or the context is full.
+            max_tokens: of the answer; by default until the model ends or the context is full,
+                and with `context_shift` until the model ends.
             stop: a text that ends the answer and is not part of it, or several of them.
             ignore_eos: whether to go on when the model wants to end.
             parse_special: whether "<|im_start|>" in a text is read as the control token, so that a
@@ -334,13 +344,12 @@ class Model:
         adapters: tuple[tuple[int, float], ...] | None = None,
     ) -> Generation:
         self._check_open()
-        max_tokens = self.context if options.max_tokens is None else options.max_tokens
         sampler = self._opened.samplers.make(options.sampling)
         stream = TextStream(self.tokenizer, options.stop)
         sequence = self._answers.submit(
             tokens,
             sampler=sampler,
-            max_tokens=max_tokens,
+            max_tokens=options.max_tokens,
             end_tokens=self._opened.samplers.end_tokens(ignore_eos=options.ignore_eos),
             reuse=options.reuse,
             adapters=adapters,

@@ -24,6 +24,7 @@ from corral.engine.runner import Runner
 from corral.engine.samplers import Samplers
 from corral.engine.targets import Targets
 from corral.engine.templates import chat_template
+from corral.errors import InvalidArgument
 from corral.gguf import Metadata, ModelFile, fingerprint, open_model
 from corral.hub.resolve import may_fetch, resolve
 from corral.interrupts import deferred
@@ -51,6 +52,17 @@ class Sizes:
     """Prompt tokens of a step at most while sequences decode; None is what suits the devices."""
     embeddings: bool = False
     """Whether vectors can be asked for, beside texts."""
+    context_shift: bool = False
+    """Whether an answer goes on when the context is full, without its older tokens."""
+    keep: int = 0
+    """Tokens of the prompt that are never dropped; more than it has are all of it."""
+
+    def __post_init__(self) -> None:
+        if self.keep and not self.context_shift:
+            raise InvalidArgument(
+                f"keep is {self.keep}, but nothing is dropped without context shift: turn that on "
+                "(--context-shift, context_shift=True) or leave keep out"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +194,7 @@ def open_by_name(
             num_parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
             tokenizer = words.result()
             identity = fingerprint(file) if identifies else ""
-            engine, runner = _engine(loaded, sizes.chunk_beside)
+            engine, runner = _engine(loaded, sizes, tokenizer)
             adapters = Adapters(loaded, runner, ledger, path.name, file.tensors)
             stack.callback(adapters.close)
             engine.adapters = adapters
@@ -220,6 +232,7 @@ def _load(
         chunk=max(one.chunk_tokens for one in traits),
         kv_blocks=sizes.kv_blocks,
         embeddings=sizes.embeddings,
+        context_shift=sizes.context_shift,
     )
     design = write_graph(file.metadata, file.tensors, limits)
     runs = targets.layers(design, traits)
@@ -228,18 +241,20 @@ def _load(
     return on, load_split(file, design, on, layers, ledger, progress=progress)
 
 
-def _engine(loaded: LoadedModel, chunk_beside: int | None) -> tuple[Engine, Runner]:
+def _engine(loaded: LoadedModel, sizes: Sizes, tokenizer: Tokenizer) -> tuple[Engine, Runner]:
     """Return an engine that disturbs those who decode no more than the slowest device must.
 
     Its runner comes with it.
     """
     groups = loaded.design.kv.groups
     suiting = min(part.plan.traits.chunk_beside_tokens for part in loaded.parts)
+    keep = max(sizes.keep, int(tokenizer.add_bos))  # models are lost without their first token
     runner = Runner(loaded.parts, groups)
     engine = Engine(
         runner,
         groups,
         context=loaded.design.limits.context,
-        chunk_beside=chunk_beside or suiting,
+        chunk_beside=sizes.chunk_beside or suiting,
+        keep=keep if sizes.context_shift else None,
     )
     return engine, runner

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from corral.devices.base import Backend, Program, Sent
 from corral.engine.batch import BatchArrays, Rows
-from corral.errors import UnsupportedModel
+from corral.engine.cache import Move
+from corral.errors import InternalError, UnsupportedModel
 from corral.kv.spec import GroupSpec
 from corral.memory.choices import MOST_CANDIDATES, choosing_rows
 from corral.sampling.sampler import Sampler
 from corral.tensor.attach import AdapterRoom
+from corral.tensor.shift import FROM_BLOCKS, POSITIONS, SHIFT_ROWS, TO_BLOCKS
 from corral.tensor.tensor import Extent
 
 NO_EMBEDDINGS = (
@@ -37,6 +39,15 @@ class Link(Protocol):
     @property
     def program(self) -> Program:
         """What is run."""
+        ...
+
+
+class OwnLink(Link, Protocol):
+    """A part as the model was loaded, which owns keys and values."""
+
+    @property
+    def shift(self) -> Program | None:
+        """What turns cached keys, if the model was loaded for that."""
         ...
 
 
@@ -67,7 +78,8 @@ class _Lane:
 class Runner:
     """Owns the input arrays of a model's programs; everything else belongs to the model."""
 
-    def __init__(self, parts: List[Link], groups: tuple[GroupSpec, ...]) -> None:
+    def __init__(self, parts: List[OwnLink], groups: tuple[GroupSpec, ...]) -> None:
+        self._parts = tuple(parts)
         self._plain = self._last = self._read = _Lane(parts)
         self._adapted: _Lane | None = None
         self.shapes = self._plain.program.plan.graph.shape_class
@@ -146,6 +158,26 @@ class Runner:
         lane, rows = self._started.popleft()
         chosen: list[int] = lane.backend.choices(lane.program, rows).tolist()
         return chosen
+
+    def shift(self, moves: List[Move], distance: int) -> None:
+        """Turn the cached keys of some blocks to positions so much lower; waits until it is done.
+
+        Nothing may be under way.
+        """
+        for first in range(0, len(moves), SHIFT_ROWS):
+            some = moves[first : first + SHIFT_ROWS]
+            inputs = {
+                POSITIONS: np.full(len(some), -distance, np.int32),
+                FROM_BLOCKS: np.array([move.source for move in some], np.int32),
+                TO_BLOCKS: np.array([move.target for move in some], np.int32),
+            }
+            for part in self._parts:
+                if part.shift is None:
+                    raise InternalError("the model was loaded without context shift")
+                part.backend.run(part.shift, inputs, 0)
+            for part in self._parts:
+                assert part.shift is not None
+                part.backend.read(part.shift, part.shift.plan.graph.outputs[0], len(some))
 
     def run(self, batch: List[Rows]) -> NDArray[np.float32]:
         """Compute a batch and return its logits."""

@@ -281,12 +281,11 @@ class EngineService:
         request = answering.request
         if self._live.get(request.request_id) is not answering:
             return
-        wanted = request.max_tokens
         try:
             answering.sequence = self._opened.engine.submit(
                 tokens,
                 sampler=sampler,
-                max_tokens=self._opened.context if wanted is None else wanted,
+                max_tokens=request.max_tokens,
                 end_tokens=self._samplers.end_tokens(ignore_eos=request.ignore_eos),
                 reuse=request.reuse,
                 namespace=request.namespace,

@@ -155,6 +155,10 @@ class PrefixPool(BlockPool):
         """Return how many of some known blocks nobody uses: taking them makes fewer free."""
         return sum(block in self._idle for block in blocks)
 
+    def is_shared(self, block: int) -> bool:
+        """Whether several sequences use a block."""
+        return self.references(block) - (block in self._links) > 1
+
     def keep(self, block: int, link: Link) -> None:
         """Remember what a block in use holds, unless another one is known to hold the same."""
         if link.digest not in self._known and block not in self._links:

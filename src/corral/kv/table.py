@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from corral.errors import InternalError
 from corral.kv.pool import BlockPool
 from corral.kv.spec import BLOCK_TOKENS, blocks_for
 
@@ -54,6 +55,25 @@ class BlockTable:
             self._pool.give_back(self.blocks[self._num_gone])
             self.blocks[self._num_gone] = GONE
             self._num_gone += 1
+
+    def drop(self, first: int, count: int) -> None:
+        """Give back blocks out of the middle; those behind them come forward."""
+        if self._window is not None:
+            raise InternalError("blocks behind a window are gone, the others cannot move")
+        for block in reversed(self.blocks[first : first + count]):
+            self._pool.give_back(block)
+        del self.blocks[first : first + count]
+
+    def replace_shared(self, number: int) -> int:
+        """Leave a block to the others who use it, and return the new one that stands for it.
+
+        Raises:
+            CapacityExceeded: if none is free; ask `can_take` first.
+        """
+        new = self._pool.take()
+        self._pool.give_back(self.blocks[number])
+        self.blocks[number] = new
+        return new
 
     def trim(self, num_tokens: int) -> None:
         """Give back the blocks behind the first `num_tokens` tokens."""

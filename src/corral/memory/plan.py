@@ -175,7 +175,10 @@ def _segments_bytes(graph: Graph, shapes: ShapeClass, traits: DeviceTraits) -> i
     return align(segments * max(sizes, default=0), traits.alignment)
 
 
-def _place_staging(inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits) -> StagingLayout:
+def _place_staging(
+    inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits, *, least_bytes: int = 0
+) -> StagingLayout:
+    """Place what crosses; a flight has at least so many bytes of inputs."""
     offsets = {COUNTS: 0}
     offset = align(COUNTS_BYTES, traits.alignment)
 
@@ -193,7 +196,7 @@ def _place_staging(inputs: Iterable[Tensor], graph: Graph, traits: DeviceTraits)
     if choosing:
         offsets[DRAWS] = offset
         offset += align(DRAW_BYTES * choosing, traits.alignment)
-    inputs_bytes = place(inputs)
+    inputs_bytes = max(place(inputs), least_bytes)
     offset = inputs_bytes * traits.flights
     passing = (*graph.outputs, *graph.leaves(Op.RECEIVED)) if traits.has_own_memory else ()
     end = place(passing)
@@ -256,6 +259,20 @@ class ModelPlan:
         return rounded | {Lifetime.CONTEXT: self.traits.context_bytes}
 
 
+def _side_by_side(plans: Sequence[Plan], resize: "Resize") -> tuple[Plan, ...]:
+    """Return plans whose flights begin at the same places of the one staging buffer.
+
+    What stands at the beginning of a flight, zeros among it, is then written by none of the others.
+    """
+
+    def placed(plan: Plan, least_bytes: int) -> StagingLayout:
+        inputs = map(resize, plan.graph.leaves(Op.INPUT))
+        return _place_staging(inputs, plan.graph, plan.traits, least_bytes=least_bytes)
+
+    widest = max(placed(plan, 0).inputs_bytes for plan in plans)
+    return tuple(replace(plan, staging=placed(plan, widest)) for plan in plans)
+
+
 Resize = Callable[[Tensor], Tensor]
 """Gives an input or a state as it would be in a graph of another shape class."""
 
@@ -267,16 +284,13 @@ def resized_footprint(model: ModelPlan, shapes: ShapeClass, resize: Resize) -> d
     sizes of leaves and of segments, and no value that a node computes.
     """
     traits = model.traits
+    assert replace(model.plans[0].graph.shape_class, blocks=shapes.blocks) == shapes
 
     def resized(plan: Plan) -> Plan:
-        assert replace(plan.graph.shape_class, blocks=shapes.blocks) == shapes
-        inputs = map(resize, plan.graph.leaves(Op.INPUT))
-        segments = _segments_bytes(plan.graph, shapes, traits)
-        staging = _place_staging(inputs, plan.graph, traits)
-        return replace(plan, staging=staging, segments_bytes=segments)
+        return replace(plan, segments_bytes=_segments_bytes(plan.graph, shapes, traits))
 
     states = (resize(t) for plan in model.plans for t in plan.graph.leaves(Op.STATE))
-    plans = tuple(map(resized, model.plans))
+    plans = _side_by_side(tuple(map(resized, model.plans)), resize)
     return replace(model, plans=plans, state=place_state(states, traits)).footprint()
 
 
@@ -284,6 +298,8 @@ def plan_model(graphs: Sequence[Graph], traits: DeviceTraits, *, loading_bytes: 
     """Plan the graphs of one model, which share weights and state, for one kind of device."""
     stored = [t for g in graphs for op in (Op.WEIGHT, Op.CONSTANT) for t in g.leaves(op)]
     plans = tuple(plan_graph(graph, traits) for graph in graphs)
+    if len(plans) > 1:
+        plans = _side_by_side(plans, lambda leaf: leaf)
     loading_bytes = align(loading_bytes, traits.granularity)
     if traits.has_own_memory:  # what is read lands in the scratch arena
         scratch_bytes = align(max(plan.scratch_bytes for plan in plans), traits.granularity)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from corral.errors import InvalidArgument
 from corral.gguf import Metadata, TensorInfo
+from corral.kv.shift import LEAST_CONTEXT
 from corral.kv.spec import KV_TYPES, KVSpec, LayerSpec, blocks_for, kv_spec
 from corral.memory.plan import ModelPlan, Plan, plan_graph, plan_model
 from corral.memory.traits import DeviceTraits
@@ -15,6 +16,7 @@ from corral.tensor.attach import Attachment
 from corral.tensor.build import GraphBuilder
 from corral.tensor.graph import Graph, ShapeClass
 from corral.tensor.rewrite import fuse
+from corral.tensor.shift import require_shift, shift_graph
 from corral.tensor.verify import verify
 
 DEFAULT_CONTEXT = 4096
@@ -38,6 +40,8 @@ class Limits:
     """Blocks of layers that see everything; None is enough for `parallel` full sequences."""
     embeddings: bool = False
     """Whether the last hidden states can be read beside the logits."""
+    context_shift: bool = False
+    """Whether a sequence whose context is full can go on, its older tokens dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,7 @@ def choose_limits(
     chunk: int = 512,
     kv_blocks: int | None = None,
     embeddings: bool = False,
+    context_shift: bool = False,
 ) -> Limits:
     """Return limits with defaults from the model's own context, checked.
 
@@ -80,9 +85,14 @@ def choose_limits(
             f"there are to be {kv_blocks} KV blocks, expected {each} to {each * parallel}: enough "
             f"for one sequence of {context} tokens, and no more than {parallel} can use"
         )
+    if context_shift and context < LEAST_CONTEXT:
+        raise InvalidArgument(
+            f"context is {context}, shifting it needs at least {LEAST_CONTEXT} tokens: a block "
+            "of 32 to keep, one to drop and one to go on from"
+        )
     chunk = min(chunk, context * parallel)
     outputs = max(32, parallel)
-    return Limits(context, parallel, kv_type, chunk, outputs, kv_blocks, embeddings)
+    return Limits(context, parallel, kv_type, chunk, outputs, kv_blocks, embeddings, context_shift)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +110,7 @@ def design_model(
 ) -> ModelDesign:
     """Plan a model for one kind of device; raises as `write_graph` does."""
     model = write_graph(metadata, tensors, limits)
-    return ModelDesign(model.hyper, limits, model.kv, plan_graph_of(model.graph, traits))
+    return ModelDesign(model.hyper, limits, model.kv, plan_graph_of(model.graph, limits, traits))
 
 
 def plan_attached(graph: Graph, traits: DeviceTraits, attachment: Attachment) -> Plan:
@@ -111,9 +121,11 @@ def plan_attached(graph: Graph, traits: DeviceTraits, attachment: Attachment) ->
     return plan_graph(verify(fuse(graph, traits.fused, attachment=attachment)), traits)
 
 
-def plan_graph_of(graph: Graph, traits: DeviceTraits) -> ModelPlan:
-    """Fuse a graph for one kind of device and plan it."""
+def plan_graph_of(graph: Graph, limits: Limits, traits: DeviceTraits) -> ModelPlan:
+    """Fuse a graph for one kind of device and plan it, and behind it the one that shifts."""
     graphs = [verify(fuse(graph, traits.fused))]
+    if limits.context_shift:
+        graphs.append(verify(shift_graph(graph)))
     return plan_model(graphs, traits, loading_bytes=traits.loading_bytes)
 
 
@@ -124,7 +136,8 @@ def write_graph(
 
     Raises:
         ModelError: if the file contradicts itself or needs what corral does not run.
-        InvalidArgument: if the KV type does not fit the model's heads.
+        InvalidArgument: if the KV type does not fit the model's heads, or its context cannot be
+            shifted.
     """
     family = architecture(metadata.architecture)
     hyper = family.read(metadata)
@@ -133,7 +146,10 @@ def write_graph(
     output = family.build(builder, Weights(builder, tensors), hyper, kv)
     # The logits are a product of the head's norm, which is what a text's meaning is read from.
     outputs = (output, output.sources[0]) if limits.embeddings else (output,)
-    return ModelGraph(hyper, limits, kv, verify(builder.finish(*outputs)))
+    graph = verify(builder.finish(*outputs))
+    if limits.context_shift:
+        require_shift(graph)
+    return ModelGraph(hyper, limits, kv, graph)
 
 
 def cache_spec(layers: tuple[LayerSpec, ...], hyper: Hyper, limits: Limits) -> KVSpec:

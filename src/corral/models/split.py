@@ -75,7 +75,7 @@ def design_split(
     parts = cut(model.graph, layers)
     graphs = map(verify, parts) if len(parts) > 1 else parts  # all of it was verified when written
     pairs = zip(graphs, traits, strict=True)
-    plans = tuple(plan_graph_of(graph, device) for graph, device in pairs)
+    plans = tuple(plan_graph_of(graph, model.limits, device) for graph, device in pairs)
     return SplitDesign(model, tuple(layers), plans)
 
 

@@ -227,6 +227,8 @@ def _preset_checks(mistakes: Mistakes) -> dict[str, Check]:
         "parallel": integer(1, 256),
         "kv_type": one_of(*KV_TYPES),
         "kv_blocks": integer(1, _MAX_TOKENS),
+        "context_shift": flag,
+        "keep": integer(0, _MAX_TOKENS),
         "embeddings": flag,
         "threads": integer(1, 1024),
         "chunk_beside": integer(1, _MAX_TOKENS),
@@ -251,6 +253,8 @@ def _check_together(preset: Preset) -> None:
         refuse(f"{name}.device", ", ".join(devices), f"{AUTO} alone, or devices by name")
     if preset.split is not None and len(preset.split) != len(devices):
         refuse(f"{name}.split", preset.split, f"a number for each of {len(devices)} devices")
+    if preset.keep and not preset.context_shift:
+        refuse(f"{name}.keep", preset.keep, "0 without context_shift, which alone drops tokens")
     if preset.pinned and preset.ttl_s is not None:
         refuse(f"{name}.ttl", preset.ttl_s, "none for a pinned model, which is never unloaded")
 

@@ -32,6 +32,9 @@ class Preset:
     parallel: int = 8
     kv_type: str = "f16"
     kv_blocks: int | None = None
+    context_shift: bool = False
+    keep: int = 0
+    """With `context_shift`: tokens of a prompt that are never dropped."""
     embeddings: bool = False
     threads: int | None = None
     chunk_beside: int | None = None

@@ -54,6 +54,7 @@ def _graph(file: ModelFile, job: PlanJob, chunk: int) -> ModelGraph:
         chunk=chunk,
         kv_blocks=job.kv_blocks,
         embeddings=job.embeddings,
+        context_shift=job.context_shift,
     )
     return write_graph(file.metadata, file.tensors, limits)
 

@@ -23,6 +23,7 @@ class PlanJob:
     kv_type: str = "f16"
     kv_blocks: int | None = None
     embeddings: bool = False
+    context_shift: bool = False
     threads: int | None = None
 
     @classmethod
@@ -39,6 +40,7 @@ class PlanJob:
             kv_type=preset.kv_type,
             kv_blocks=preset.kv_blocks,
             embeddings=preset.embeddings,
+            context_shift=preset.context_shift,
             threads=preset.threads,
         )
 

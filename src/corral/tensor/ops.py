@@ -54,7 +54,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Attributes of ROPE: the first dimensions of each head turn, the others pass."""
+    """Attributes of ROPE and KV_SHIFT: the first dimensions of each head turn, the others pass."""
 
     head_dim: int
     pairs: RopePairs
@@ -146,6 +146,7 @@ class Op(enum.Enum):
     ROTATIONS = "cosine and sine of position · frequency"
     ROPE = "x turned by rotations"
     KV_APPEND = "keys and values written to their blocks; the result is the state"
+    KV_SHIFT = "keys of some blocks turned further; the result is the state"
     ATTENTION = "softmax(q·K)·V over the blocks of each row's sequence"
     SELECT_ROWS = "the rows whose logits are wanted"
     VIEW = "some columns of the source; owns no bytes"
@@ -186,6 +187,9 @@ TABLE: dict[Op, OpTraits] = {
     ),
     Op.ROPE: OpTraits(("x", "rotations"), in_place=0, attributes=Rope),
     Op.KV_APPEND: OpTraits(("k", "v", "state", *_CACHE_INDEX), in_place=2),
+    Op.KV_SHIFT: OpTraits(
+        ("state", "rotations", "from_blocks", "to_blocks"), in_place=0, attributes=Rope
+    ),
     Op.ATTENTION: OpTraits(("q", "state", *_CACHE_INDEX), attributes=Attend),
     Op.SELECT_ROWS: OpTraits(("x", "rows")),
     Op.VIEW: OpTraits(("x",), in_place=0, attributes=Columns),

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from corral.quant.types import DType
 from corral.tensor.ops import Attributes, Op
 
+_OWNERS = {Op.VIEW: 0, Op.KV_APPEND: 2, Op.KV_SHIFT: 0}
+"""The source in whose bytes the result of an operation always lies."""
+
 
 class Extent(enum.Enum):
     """What the first dimension counts; the shape holds its capacity."""
@@ -53,10 +56,10 @@ class Tensor:
 
     @property
     def base(self) -> "Tensor":
-        """The tensor that owns the bytes: itself, unless this is a view or an append."""
+        """The tensor that owns the bytes: itself, unless this is a view or writes to a state."""
         tensor = self
-        while tensor.op in (Op.VIEW, Op.KV_APPEND):
-            tensor = tensor.sources[2 if tensor.op is Op.KV_APPEND else 0]
+        while (source := _OWNERS.get(tensor.op)) is not None:
+            tensor = tensor.sources[source]
         return tensor
 
     @property

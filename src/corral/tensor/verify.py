@@ -76,8 +76,8 @@ def _can_cross(tensor: Tensor) -> bool:
 
 def _types(node: Tensor) -> str | None:
     expected = {DType.A8, DType.A16} if node.op in _QUANTIZING else {DType.F32}
-    if node.op is Op.KV_APPEND:
-        expected = {node.sources[2].dtype}
+    if node.op in (Op.KV_APPEND, Op.KV_SHIFT):
+        expected = {node.base.dtype}
     if node.dtype not in expected:
         return f"its result is not {' or '.join(sorted(t.name for t in expected))}"
     multiplied = node.sources[0] if node.op in (Op.MATMUL, Op.MATMUL_ADD) else None
@@ -89,7 +89,7 @@ def _types(node: Tensor) -> str | None:
 
 def _rows(node: Tensor) -> str | None:
     first = node.sources[0]
-    if node.op in (Op.KV_APPEND, Op.SELECT_ROWS):
+    if node.op in (Op.KV_APPEND, Op.KV_SHIFT, Op.SELECT_ROWS):
         return None
     if node.shape[0] != first.shape[0] or node.extent is not first.extent:
         return f"its rows are not those of {first!r}"
@@ -175,6 +175,22 @@ def _kv_append(node: Tensor) -> str | None:
     return None
 
 
+def _kv_shift(node: Tensor) -> str | None:
+    state, rotations, *blocks = node.sources
+    attributes = node.attributes
+    assert isinstance(attributes, Rope)
+    if state.op is not Op.STATE or node.shape != state.shape:
+        return f"it turns keys of {state!r}"
+    if state.columns != attributes.head_dim:
+        return f"the state {state!r} has other heads than {attributes.head_dim} dimensions"
+    if rotations.columns > attributes.head_dim:
+        return f"it turns {rotations.columns} dimensions of heads of {attributes.head_dim}"
+    for one in blocks:
+        if one.shape != rotations.shape[:1] or one.extent is not rotations.extent:
+            return f"{one!r} has other rows than the rotations {rotations!r}"
+    return None
+
+
 def _attention(node: Tensor) -> str | None:
     q, appended = node.sources[:2]
     attributes = node.attributes
@@ -257,6 +273,7 @@ RULES: dict[Op, Callable[[Tensor], str | None]] = {
     Op.ROTATIONS: _rotations,
     Op.ROPE: _rope,
     Op.KV_APPEND: _kv_append,
+    Op.KV_SHIFT: _kv_shift,
     Op.ATTENTION: _attention,
     Op.SELECT_ROWS: _select_rows,
     Op.VIEW: _view,

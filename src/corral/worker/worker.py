@@ -132,6 +132,8 @@ class Worker:
                 spec.kv_blocks,
                 spec.chunk_beside,
                 spec.embeddings,
+                spec.context_shift,
+                spec.keep,
             ),
             threads=spec.threads,
             template=spec.template,

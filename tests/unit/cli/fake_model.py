@@ -124,6 +124,8 @@ class FakeModel:
     def _answer(self, asked, turns):
         if asked == "too long":
             raise ContextExceeded("the prompt has 5000 tokens, the context 4096")
+        if asked == "fits 4" and turns > 6:
+            raise ContextExceeded("the prompt has 5000 tokens, the context 4096")
         if asked == "slow":
             return FakeGeneration([f"{i} " for i in range(400)], delay_s=0.05)
         if asked == "stuck":

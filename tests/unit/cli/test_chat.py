@@ -36,10 +36,10 @@ def reader(*lines):
 def talk(tmp_path):
     """Return a function that chats with the fake model and returns the model's calls."""
 
-    def run(*lines, name="demo", system=None):
+    def run(*lines, name="demo", system=None, is_endless=False):
         model = FakeModel(tmp_path / f"{name}.gguf", {"context": 100})
         options = AnswerOptions(None, (), False, {})
-        chat(model, options, system=system, read=reader(*lines))
+        chat(model, options, system=system, read=reader(*lines), is_endless=is_endless)
         return [messages for _, messages, _ in model.calls]
 
     return run
@@ -133,6 +133,25 @@ def test_a_full_context_is_told(talk, capsys):
     """An answer that fills the context says how to go on."""
     talk("full")
     assert "the context of 100 tokens is full; /reset starts over" in capsys.readouterr().err
+
+
+def test_an_endless_chat_forgets_its_oldest_turns(talk, capsys):
+    """A conversation that the context does not hold goes on without its beginning; it is told."""
+    calls = talk("one", "two", "three", "fits 4", system="brief", is_endless=True)
+    assert [message["content"] for message in calls[-1]] == ["brief", *_TOLD, "fits 4"]
+    assert len(calls) == 3 + 2
+    assert "the oldest turn is forgotten: the context holds 100" in capsys.readouterr().err
+
+
+_TOLD = ("two", "4: you said two", "three", "6: you said three")
+"""The turns behind the first, as the model saw and answered them."""
+
+
+def test_an_endless_chat_refuses_what_never_fits(talk, capsys):
+    """Without turns to leave out the question is told to be too long, and taken back."""
+    calls = talk("one", "too long", "two", is_endless=True)
+    assert calls[-1] == [{"role": "user", "content": "two"}]
+    assert "/reset starts over" in capsys.readouterr().err
 
 
 def test_a_model_without_template_cannot_chat(talk):

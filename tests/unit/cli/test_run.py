@@ -45,6 +45,7 @@ def test_hands_options_on(corral):
         *("--kv-type", "q8_0", "-n", 5, "--stop", "a", "--stop", "b", "--ignore-eos"),
         *("--temperature", 0.5, "--top-k", 1, "--top-p", 0.5, "--min-p", 0.1),
         *("--repeat-penalty", 1.1, "--seed", 7, "--system", "be brief"),
+        *("--context-shift", "--keep", 4),
     )
     model = FakeModel.last
     assert model.options == {
@@ -53,6 +54,8 @@ def test_hands_options_on(corral):
         "gpu_layers": None,
         "context": 512,
         "kv_type": "q8_0",
+        "context_shift": True,
+        "keep": 4,
         "threads": 2,
         "watch_growth": False,
     }

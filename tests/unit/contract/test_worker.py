@@ -24,6 +24,8 @@ def test_a_spec_of_defaults_is_fine():
         ("drain_s", float("nan")),
         ("drain_s", -1.0),
         ("embeddings", 1),
+        ("context_shift", "yes"),
+        ("keep", -1),
         ("template", 3),
         ("template", "x" * (2 << 20)),
     ],

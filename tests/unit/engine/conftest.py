@@ -22,10 +22,11 @@ def load(paths):
     """Return a function that loads a family, or a file, with an engine."""
     with ExitStack() as stack:
 
-        def load_one(model="llama", *, device=None, **limits):
+        def load_one(model="llama", *, device=None, keep=None, **limits):
             on = stack.enter_context(device or ReferenceDevice())
             chosen = {"context": 128, "parallel": 3, "chunk": 32} | limits
-            loaded = Loaded(paths.get(model, model), on, Limits(**chosen))
+            chosen["context_shift"] = keep is not None
+            loaded = Loaded(paths.get(model, model), on, Limits(**chosen), keep=keep)
             stack.callback(loaded.close)
             return loaded
 

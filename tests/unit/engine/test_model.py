@@ -53,6 +53,32 @@ def is_idle(model):
     return (statistics.waiting, statistics.running, free) == (0, 0, 2 * 4)
 
 
+class TestContextShift:
+    """Answers that outgrow their context."""
+
+    def test_goes_on_until_it_is_left(self, path):
+        """Without a limit there is no end; tokens are those that are left, counts those of all."""
+        with Model.load(path, device="reference", context=96, context_shift=True, keep=3) as model:
+            answer = model.generate("Once upon", ignore_eos=True, sampling=SEEDED)
+            while model.statistics().evaluations < 300:
+                next(answer)
+            answer.cancel()
+            statistics = answer.statistics
+            assert statistics.finish_reason is FinishReason.CANCELLED
+            assert statistics.generated_tokens >= 299
+            assert 0 < len(answer.tokens) < 96
+            assert model.statistics().free_blocks == (3,)
+
+    def test_what_cannot_be_is_refused(self, path, paths):
+        """Keeping without dropping, a context too short to drop from, a model with windows."""
+        with pytest.raises(InvalidArgument, match=r"keep is 3.*--context-shift"):
+            Model.load(path, device="reference", keep=3)
+        with pytest.raises(InvalidArgument, match=r"context is 95.*at least 96"):
+            Model.load(path, device="reference", context=95, context_shift=True)
+        with pytest.raises(InvalidArgument, match="cannot be shifted"):
+            Model.load(paths["gemma3"], device="reference", context_shift=True)
+
+
 class TestGenerate:
     """Continuing a text."""
 

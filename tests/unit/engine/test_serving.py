@@ -122,6 +122,25 @@ def test_usage_and_times_add_up(service):
     assert times.prompt_s > 0
 
 
+def test_an_endless_answer_is_counted_whole(serve):
+    """Slots and usage count every token, of which the context holds some; cancelling ends it."""
+    service = serve(context_shift=True, keep=4)
+    taker = submit(service, "a", [5] * 70, None, ignore_eos=True)
+    for _ in range(300):
+        taker.next()
+    (slot,) = statistics(service).slots
+    assert slot.prompt_tokens == 70
+    assert slot.generated_tokens >= 300
+    assert slot.computed_tokens == slot.prompt_tokens + slot.generated_tokens - 1
+    assert 0 < slot.computed_tokens - slot.dropped_tokens < 128
+    service.cancel("a")
+    usage = taker.finish().usage
+    assert usage.generated_tokens == len(taker.tokens)
+    assert usage.dropped_tokens >= slot.dropped_tokens
+    assert (usage.prompt_tokens, usage.cached_tokens) == (70, 0)
+    assert answer(service, "b", [5] * 70, 4).events[-1].usage.cached_tokens == 64
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_before_the_end_nothing_runs_and_everything_is_there(serve, fails):
     """Whoever has something to save gets the model at rest; it is given back whatever comes."""

@@ -1,5 +1,6 @@
 """Plans and footprints: every byte before any exists."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from corral.devices.null.device import NullDevice
 from corral.devices.reference.device import ReferenceDevice, reference_traits
 from corral.memory.lifetime import Lifetime
-from corral.memory.plan import COUNTS, COUNTS_BYTES, plan_graph, plan_model
+from corral.memory.plan import COUNTS, COUNTS_BYTES, ZEROS, plan_graph, plan_model
 from corral.memory.planner import align
 from corral.memory.traits import DeviceTraits
 from corral.quant.types import DType
@@ -80,6 +81,19 @@ def test_plans_of_one_model_share_arena_and_staging():
     records = sum(plan.records_bytes for plan in both.plans)
     assert both.footprint()[Lifetime.RECORDS] == align(records, traits.granularity)
     assert both.traits is traits
+
+
+def test_flights_of_all_plans_begin_at_the_same_places():
+    """A plan with few inputs writes nothing where another keeps zeros for a later flight."""
+    traits = replace(PACKED, has_own_memory=True, flights=2, segments=264)
+    many, one = ShapeClass(500, 4, 2, 4), ShapeClass(1, 1, 1, 1)
+    graphs = [transformer(many), transformer(one)]
+    large, small = plan_model(graphs, traits, loading_bytes=0).plans
+    alone = plan_graph(graphs[1], traits)
+    assert small.staging.inputs_bytes == large.staging.inputs_bytes > alone.staging.inputs_bytes
+    assert small.staging.offsets[ZEROS] == large.staging.offsets[ZEROS]
+    logits = small.graph.outputs[0].name
+    assert small.staging.offsets[logits] >= 2 * large.staging.inputs_bytes
 
 
 def test_state_of_one_name_is_one():

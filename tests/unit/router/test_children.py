@@ -17,6 +17,8 @@ def test_everything_that_a_preset_says_of_loading_reaches_the_worker():
         parallel=3,
         kv_type="q8_0",
         kv_blocks=9,
+        context_shift=True,
+        keep=4,
         embeddings=True,
         threads=2,
         chunk_beside=32,

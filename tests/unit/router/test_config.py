@@ -68,6 +68,8 @@ def test_everything_that_may_be_said(folder):
         context = 100
         parallel = 4
         kv_type = "q8_0"
+        context_shift = true
+        keep = 4
         template = "chat.jinja"
         adapters = ["style.gguf:0.5", "small.gguf"]
         preload = true
@@ -83,6 +85,7 @@ def test_everything_that_may_be_said(folder):
     assert small.devices == ("cuda:0", "cuda:1")
     assert small.split == (3.0, 1.0)
     assert (small.context, small.parallel, small.kv_type) == (100, 4, "q8_0")
+    assert (small.context_shift, small.keep) == (True, 4)
     assert small.template == "{{ messages }}"
     assert small.adapters == ((str(folder / "style.gguf"), 0.5), (str(folder / "small.gguf"), 1.0))
     assert (small.preload, small.pinned, small.priority, small.ttl_s) == (True, False, 7, 60.0)
@@ -169,10 +172,15 @@ host = "12 parsecs"
             "read (No such file or directory)",
         ),
         (
+            "[models.a]\nkeep = 4",
+            "corral.toml:1: models.a.keep is 4; expected 0 without context_shift, which alone "
+            "drops tokens",
+        ),
+        (
             '[models."*"]\npath = "small.gguf"',
             "corral.toml:2: [models.*] has no key 'path': expected one of device, split, context, "
-            "parallel, kv_type, kv_blocks, embeddings, threads, chunk_beside, queue, drain, "
-            "sampling, template, adapters, pinned, preload, ttl, priority",
+            "parallel, kv_type, kv_blocks, context_shift, keep, embeddings, threads, chunk_beside, "
+            "queue, drain, sampling, template, adapters, pinned, preload, ttl, priority",
         ),
         (
             '[server]\nmodels = ["nowhere"]',

@@ -58,6 +58,14 @@ def complete(p, node):
 ATTEND = Attend(4, 2, 16, 1.0)
 
 
+def _shift(p, state=None, rotations=None, blocks=None, rope=None):
+    state, rotations = state or p.state, rotations or p.turns
+    sources = (state, rotations, p.g.positions, blocks or p.g.positions)
+    attributes = rope or Rope(16, RopePairs.HALVES)
+    other = {"dtype": DType.F16, "extent": Extent.FIXED, "shape": p.state.shape}
+    return p.node(Op.KV_SHIFT, sources, attributes, **other)
+
+
 def _attention(p, q=None, state=None, attend=ATTEND, **other):
     return p.node(Op.ATTENTION, (q or p.x, state or p.appended, *p.index()), attend, **other)
 
@@ -84,6 +92,22 @@ BAD = {
             Op.KV_APPEND, (p.narrow, p.narrow, p.state, *p.index()), shape=p.state.shape
         ),
         "its result is not F16",
+    ),
+    "keys turned in something else than a state": (
+        lambda p: _shift(p, state=p.appended),
+        "it turns keys of",
+    ),
+    "keys of another size turned": (
+        lambda p: _shift(p, rope=Rope(8, RopePairs.HALVES)),
+        "other heads than 8 dimensions",
+    ),
+    "more dimensions turned than keys have": (
+        lambda p: _shift(p, rotations=p.x),
+        "it turns 64 dimensions of heads of 16",
+    ),
+    "blocks turned by rotations of others": (
+        lambda p: _shift(p, blocks=p.g.output_rows),
+        "has other rows than the rotations",
     ),
     "int8 codes read by something else than a product": (
         lambda p: p.node(Op.ADD, (p.codes, p.x)),

@@ -8,6 +8,7 @@ from corral.devices.cpu.kernels import (
     embed,
     gated,
     kv_append,
+    kv_shift,
     lora,
     matmul,
     norm,
@@ -17,7 +18,13 @@ from corral.devices.cpu.kernels import (
     select_rows,
 )
 from corral.devices.cpu.lower import Binding, Lowered, Rules
-from corral.devices.node_fields import append_fields, rope_fields, rotation_fields, row_fields
+from corral.devices.node_fields import (
+    append_fields,
+    rope_fields,
+    rotation_fields,
+    row_fields,
+    shift_fields,
+)
 from corral.errors import InternalError
 from corral.quant.packed import LAYOUTS
 from corral.quant.types import DType
@@ -179,6 +186,19 @@ def _kv_append(at: Binding, node: Tensor) -> Lowered:
     return spec, append_fields(at, node), kv_append.FIELDS
 
 
+def _kv_shift(at: Binding, node: Tensor) -> Lowered:
+    attributes = node.attributes
+    assert isinstance(attributes, Rope)
+    spec = KernelSpec.of(
+        kv_shift.kv_shift,
+        head_dim=attributes.head_dim,
+        turned=node.sources[1].columns,
+        pairs=attributes.pairs.name,
+        dtype=node.dtype.name,
+    )
+    return spec, shift_fields(at, node), kv_shift.FIELDS
+
+
 def _attend(at: Binding, node: Tensor, emit: Emit) -> Lowered:
     q, appended, positions, sequences, tables = node.sources
     attributes = node.attributes
@@ -272,6 +292,7 @@ RULES: Rules = {
     Op.ROTATIONS: (_rotations,),
     Op.ROPE: (_rope,),
     Op.KV_APPEND: (_kv_append,),
+    Op.KV_SHIFT: (_kv_shift,),
     Op.ATTENTION: (_attention, _attention_merge),
     Op.SELECT_ROWS: (_select_rows,),
     Op.LORA_DOWN: (_lora_down,),

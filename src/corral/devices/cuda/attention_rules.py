@@ -12,7 +12,7 @@ from corral.devices.binding import float_word
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Binding, Launch, ceil_divide
 from corral.devices.cuda.traits import SEGMENTS
-from corral.devices.node_fields import append_fields
+from corral.devices.node_fields import append_fields, shift_fields
 from corral.quant.types import DType
 from corral.tensor.ops import Attend, Norm, Op, Rope, RopePairs
 from corral.tensor.tensor import Tensor
@@ -22,6 +22,7 @@ LEAST_BLOCKS = 4
 MOST_HEADS = 8
 """Query heads of one thread block."""
 _THREADS = 128
+_SHIFT_THREADS = 256
 _LARGE_HEAD = 128
 """Larger heads leave no room for twice the threads."""
 GROUP = 32
@@ -52,6 +53,18 @@ def kv_append(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     else:
         instance = Instance.of("kv_append", "kv_append", _CACHES[state.dtype], head_dim)
     return (Launch(instance, (at.rows(k), 2, 1), (256, 1, 1), fields),)
+
+
+def kv_shift(at: Binding, node: Tensor) -> tuple[Launch, ...]:
+    """Return the launch of KV_SHIFT: a block for each moved block and head."""
+    state, rotations, *_ = node.sources
+    rope = node.attributes
+    assert isinstance(rope, Rope)
+    are_neighbours = rope.pairs is RopePairs.NEIGHBOURS
+    shape = (rope.head_dim, rotations.columns, are_neighbours)
+    instance = Instance.of("kv_shift", "kv_shift", _CACHES[state.dtype], *shape)
+    grid = (at.rows(rotations), state.shape[2], 1)
+    return (Launch(instance, grid, (_SHIFT_THREADS, 1, 1), shift_fields(at, node)),)
 
 
 def rope_append(at: Binding, nodes: Sequence[Tensor]) -> tuple[Launch, ...] | None:

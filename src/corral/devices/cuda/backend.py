@@ -130,8 +130,10 @@ class CudaBackend(Closing):
         return self._modules
 
     def _capture(self, program: CudaProgram) -> None:
-        """Capture the passes in which every sequence goes on by one token."""
+        """Capture the passes in which every sequence goes on by one token, if there are any."""
         sequences = program.plan.graph.shape_class.sequences
+        if not sequences:
+            return
         last = program.pass_for(min(sequences, program.passes[-1].bucket)).bucket
         for each in program.passes:
             if each.bucket <= last and each.bucket in (*DECODE_BUCKETS, last):

@@ -5,7 +5,7 @@ batch from staging and leave the other blocks early.
 """
 
 from corral.devices.binding import float_word
-from corral.devices.cuda.attention_rules import PLANES, attention, kv_append
+from corral.devices.cuda.attention_rules import PLANES, attention, kv_append, kv_shift
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import (
     Binding,
@@ -200,6 +200,7 @@ RULES: Rules = {
     Op.ROTATIONS: _rotations,
     Op.ROPE: _rope,
     Op.KV_APPEND: kv_append,
+    Op.KV_SHIFT: kv_shift,
     Op.ATTENTION: attention,
     Op.SELECT_ROWS: _select_rows,
 }

@@ -24,6 +24,10 @@ def traffic(
         return 0
     if node.op is Op.KV_APPEND:
         return counts.rows * _token_bytes(node) + sum(_bytes(t, counts) for t in node.sources[:2])
+    if node.op is Op.KV_SHIFT:  # keys read and written, and the rotations of each block
+        rotations = node.sources[1]
+        keys = node.base.shape[3] * _token_bytes(node) * counts.of(rotations)
+        return keys + _bytes(rotations, counts)
     moved = _bytes(node, counts)
     for source in node.sources:
         if source.op is Op.KV_APPEND:

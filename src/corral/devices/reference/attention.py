@@ -39,17 +39,22 @@ def rotations(
 def rope(node: Tensor, result: Floats, x: Floats, turns: Floats) -> None:
     """Turn the first dimensions of each head."""
     assert isinstance(node.attributes, Rope)
-    half = turns.shape[1] // 2
-    cosine, sine = turns[:, None, :half], turns[:, None, half:]
     heads = x.reshape(len(x), -1, node.attributes.head_dim)
+    result[:] = _turned(heads, turns[:, None], node.attributes.pairs).reshape(x.shape)
+
+
+def _turned(heads: Floats, turns: Floats, pairs: RopePairs) -> Floats:
+    """Turn the last dimension; the turns, as broadcast, say by which cosines and sines."""
+    half = turns.shape[-1] // 2
+    cosine, sine = turns[..., :half], turns[..., half:]
     out = heads.copy()
-    if node.attributes.pairs is RopePairs.HALVES:
+    if pairs is RopePairs.HALVES:
         one, two = slice(0, half), slice(half, 2 * half)
     else:
         one, two = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     out[..., one] = heads[..., one] * cosine - heads[..., two] * sine
     out[..., two] = heads[..., two] * cosine + heads[..., one] * sine
-    result[:] = out.reshape(x.shape)
+    return out
 
 
 def kv_append(
@@ -62,6 +67,22 @@ def kv_append(
     for which, values in enumerate((k, v)):
         stored = encode(values.reshape(-1, heads, dim), node.dtype)
         state[blocks, which, :, positions % tokens] = stored
+
+
+def kv_shift(
+    node: Tensor,
+    result: NDArray[Any],
+    state: NDArray[Any],
+    turns: Floats,
+    from_blocks: Integers,
+    to_blocks: Integers,
+) -> None:
+    """Write blocks with their keys turned by each row's rotations, in place or to other blocks."""
+    assert isinstance(node.attributes, Rope)
+    moved = state[from_blocks]  # a copy: (rows, K|V, heads, tokens, dim)
+    keys = decode(moved[:, 0], node.dtype)
+    moved[:, 0] = encode(_turned(keys, turns[:, None, None], node.attributes.pairs), node.dtype)
+    state[to_blocks] = moved
 
 
 def attention(

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.reference.activations import Bytes, decoded, quantize
-from corral.devices.reference.attention import Integers, attention, kv_append, rope, rotations
+from corral.devices.reference.attention import (
+    Integers,
+    attention,
+    kv_append,
+    kv_shift,
+    rope,
+    rotations,
+)
 from corral.devices.reference.lora import lora_down, lora_up
 from corral.devices.reference.storage import Floats
 from corral.tensor.ops import Activation, Cap, Embed, Gate, Norm, Op
@@ -136,6 +143,7 @@ KERNELS: dict[Op, Kernel] = {
     Op.ROTATIONS: rotations,
     Op.ROPE: rope,
     Op.KV_APPEND: kv_append,
+    Op.KV_SHIFT: kv_shift,
     Op.ATTENTION: attention,
     Op.SELECT_ROWS: select_rows,
     Op.QUANTIZE: quantize_rows,

@@ -60,6 +60,22 @@ class Cache:
             for head in range(self.kv_heads):
                 self._write(self.state[block, part, head], part, slots, values[:, head])
 
+    def read_keys(self, block: int) -> np.ndarray:
+        """Return the keys of a block as F32: (32 tokens, kv heads, dim)."""
+        return np.stack([self._keys(part) for part in self.state[block, 0]], axis=1)
+
+    def _keys(self, data: np.ndarray) -> np.ndarray:
+        dim = self.dim
+        if self.dtype is DType.Q8_0:
+            middle = TOKENS * dim
+            codes = self._cells(data[:middle].view(np.int8), 0, dim).astype(np.float32)
+            scales = self._cells(data[middle:].view(np.float16), 0, dim // 32)
+            return (codes * scales.astype(np.float32).repeat(32, axis=0)).T
+        stored = self._cells(data.view(_TYPES[self.dtype]), 0, dim).T
+        if self.dtype is DType.BF16:
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32)
+
     def _write(self, data: np.ndarray, part: int, slots: slice, values: np.ndarray) -> None:
         dim = self.dim
         if self.dtype is not DType.Q8_0:
