@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from corral import Model, SamplingParams
-from corral.devices.staging import DRAW
+from corral.devices.staging import DRAW, biases_of
 from corral.engine.engine import Engine
 from corral.engine.runner import Runner
 from corral.memory.choices import DRAWS
@@ -48,7 +48,7 @@ def compared(model: Model, batch: Batch, *, rounds: int) -> tuple[int, int]:
         for row, (sampler, position) in enumerate(zip(samplers, positions, strict=True)):
             draw = sampler.draw
             words = (draw.top_p, draw.floor, draw.temperature, draw.top_k)
-            draws[row] = (sampler.seed, position, *words)
+            draws[row] = (sampler.seed, position, *words, *biases_of(draw.biases))
         backend.run(program, inputs, batch.sequences)
         logits = program.plan.graph.outputs[0]
         rows = backend.read(program, logits, batch.sequences).copy()
@@ -109,7 +109,8 @@ def kernels(model: Model, batch: int) -> dict[str, float]:
     found, plain = {}, gpu_passes.inputs_of
     for kind in ("greedy", "usual", "128 candidates"):
         draw = Sampler(SamplingParams(seed=1, **KINDS[kind]), model.vocabulary_size).draw
-        row = np.array((1, 5, draw.top_p, draw.floor, draw.temperature, draw.top_k), DRAW)
+        words = (1, 5, draw.top_p, draw.floor, draw.temperature, draw.top_k)
+        row = np.array((*words, *biases_of(draw.biases)), DRAW)
         draws = {DRAWS: np.repeat(row, batch)}
         gpu_passes.inputs_of = lambda *given, draws=draws: plain(*given) | draws
         passes = Passes(model)

@@ -5,8 +5,6 @@ from typing import Protocol
 
 COMPUTING = ("numpy", "numba", "llvmlite", "cuda/bindings", "nvrtc", "cudart", "cublas")
 """Parts of names of what a process that computes nothing has no use for."""
-COMPUTES_BY = "/dev/nvidia-uvm"
-"""What every context holds open, and NVML does not."""
 
 
 class Eye(Protocol):
@@ -59,8 +57,6 @@ class Card:
             found.append("NVML names the router")
         if (count := len(self._nvml.processes(self.uuid))) != 1:
             found.append(f"NVML names {count} processes, expected one worker")
-        if not computes(worker):
-            found.append("a worker holds no context: what tells a context is not what it was")
         return found
 
 
@@ -82,23 +78,11 @@ class NoCard:
         return []
 
 
-def computes(pid: int) -> bool:
-    """Whether a process holds a context on any card."""
-    links = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(str(link.readlink()))
-        except OSError:  # closed meanwhile
-            continue
-    return COMPUTES_BY in links
-
-
 def flaws_of_router(pid: int) -> list[str]:
-    """Return what a router maps or holds open that only who computes needs."""
+    """Return what a router maps that only who computes needs."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     mapped = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
-    found = [f"the router maps {name.strip()}" for name in mapped if _is_computing(name)]
-    return found + ["the router holds a context"] * computes(pid)
+    return [f"the router maps {name.strip()}" for name in mapped if _is_computing(name)]
 
 
 def _is_computing(name: str) -> bool:

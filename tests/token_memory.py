@@ -10,9 +10,9 @@ from collections import deque
 
 import numpy as np
 
-from corral.engine.batch import BatchArrays
+from corral.engine.batch import BatchArrays, can_draw
 from corral.kv.spec import BLOCK_TOKENS
-from corral.memory.choices import DRAWS, MOST_CANDIDATES
+from corral.memory.choices import DRAWS
 from corral.sampling import steps
 from corral.sampling.candidates import Candidates, Workspace, largest
 from corral.sampling.random import uniform
@@ -29,6 +29,9 @@ def logits_after(tokens):
 
 def drawn(logits, draw):
     """Return the token that a device chooses which is told no more than a `DRAW`."""
+    logits = logits.copy()
+    for token, bias in zip(draw["tokens"], draw["biases"], strict=True):
+        logits[token] += bias if token >= 0 else 0.0
     found = largest(logits, int(draw["top_k"]), Workspace(VOCABULARY))
     if draw["top_p"] < 1:
         found = steps.top_p(found, draw["top_p"])
@@ -74,8 +77,7 @@ class TokenMemory:
     def can_choose(self, samplers):
         """Say whether all of them can be told by a draw; the device has no other limits."""
         draws = [sampler and sampler.draw for sampler in samplers]
-        is_told = all(draw is not None and draw.top_k <= MOST_CANDIDATES for draw in draws)
-        return self.is_asynchronous and bool(draws) and is_told
+        return self.is_asynchronous and bool(draws) and all(map(can_draw, draws))
 
     def choices(self):
         """Return the tokens of the oldest batch that chose."""

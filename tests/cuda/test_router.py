@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from card_sight import Card, computes, flaws_of_router, visible_cards
+from card_sight import Card, flaws_of_router, visible_cards
 from running_fleet import fleets
 from served import until
 
@@ -23,6 +24,18 @@ sessions = '{folder}/sessions'
 device = 'cuda:0'
 context = 256
 parallel = 2
+"""
+
+
+LOOK = """
+import ctypes
+from corral.router.config import RouterConfig
+from corral.router.machine import card_context_bytes, machine_of, machine_readings
+assert len(machine_of(machine_readings(), RouterConfig(), card_context_bytes).sites) > 1
+driver, flags, active = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint(), ctypes.c_int()
+driver.cuInit(0)
+driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+print(active.value)
 """
 
 
@@ -60,6 +73,22 @@ def models(server):
     return {one["name"]: one for one in server.fleet()["models"] if one["pid"]}
 
 
+def test_a_router_holds_nothing_of_a_card(folder, eye):
+    """Not a byte, however often it looks; in a process that did all of it no context is active."""
+    before = eye.used_bytes()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with fleets(environment) as start:
+        server = start("--config", folder / "corral.toml")
+        for _ in range(5):
+            assert server.fleet()["devices"]
+            server.post("/plan", model="a")
+        assert eye.used_bytes() == before
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True
+    )
+    assert looked.stdout.split() == ["0"]
+
+
 def test_workers_see_their_card_and_the_router_none(server, eye):
     """By UUID; what a process says it allocated is what was planned, and NVML names no router."""
     before = eye.used_bytes()
@@ -69,11 +98,10 @@ def test_workers_see_their_card_and_the_router_none(server, eye):
     planned = 0
     for name in "ab":
         assert visible_cards(there[name]["pid"]) == (eye.uuid,)
-        assert computes(there[name]["pid"])
         (held,) = [one for one in there[name]["held"] if one["device"] == eye.uuid]
         assert 0 < held["measured_bytes"] <= held["planned_bytes"]
         planned += held["planned_bytes"]
-    assert eye.used_bytes() - before <= planned + 32 * MIB
+    assert eye.used_bytes() - before <= planned + 48 * MIB
     assert flaws_of_router(server.process.pid) == []
     assert not eye.names(server.process.pid)
 

@@ -3,6 +3,7 @@
 What another device computed comes the same way where the host can write to a device's scratch.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from corral.devices.base import NOTHING_SENT, ModelBuffers, Sent
 from corral.devices.host import array_at
 from corral.errors import CapacityExceeded, InternalError
-from corral.memory.choices import DRAWS, choosing_rows
+from corral.memory.choices import DRAWS, MOST_BIASES, choosing_rows
 from corral.memory.plan import COUNTS, Plan
 from corral.tensor.ops import Op
 from corral.tensor.tensor import Extent, Tensor
@@ -45,14 +46,29 @@ DRAW = np.dtype(
         ("floor", np.float64),
         ("temperature", np.float64),
         ("top_k", np.int64),
+        ("tokens", np.int32, (MOST_BIASES,)),
+        ("biases", np.float32, (MOST_BIASES,)),
     ]
 )
 """How the token of a row of logits is chosen where a device does it; with top_k 1, the likeliest.
 
-`position` is that of the token; `floor`, at most 0, is how far below the greatest logit min_p goes.
+`position` is that of the token; `floor`, at most 0, is how far below the greatest logit min_p goes;
+`tokens`, −1 behind the last, are those whose logits get a bias before anything else.
 """
-LIKELIEST = (0, 0, 1.0, 0.0, 1.0, 1)
+_NO_TOKENS, _NO_BIASES = (-1,) * MOST_BIASES, (0.0,) * MOST_BIASES
+LIKELIEST = (0, 0, 1.0, 0.0, 1.0, 1, _NO_TOKENS, _NO_BIASES)
 """The `DRAW` of a row whose token is the likeliest."""
+_KNOWN_BIASES = 256
+Biases = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+@functools.lru_cache(_KNOWN_BIASES)
+def biases_of(pairs: tuple[tuple[int, float], ...]) -> Biases:
+    """Return biases of tokens, at most MOST_BIASES, as the last two words of a `DRAW`."""
+    tokens, biases = zip(*pairs, strict=True) if pairs else ((), ())
+    return (*tokens, *_NO_TOKENS[len(pairs) :]), (*biases, *_NO_BIASES[len(pairs) :])
+
+
 _ELEMENTS: dict[Op, Any] = {Op.INPUT: np.int32, Op.RECEIVED: np.float32}
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.devices.base import Backend, Program, Sent
-from corral.engine.batch import BatchArrays, Rows
+from corral.engine.batch import BatchArrays, Rows, can_draw
 from corral.engine.cache import Move
 from corral.errors import InternalError, UnsupportedModel
 from corral.kv.spec import GroupSpec
-from corral.memory.choices import MOST_CANDIDATES, choosing_rows
+from corral.memory.choices import choosing_rows
 from corral.sampling.sampler import Sampler
 from corral.tensor.attach import AdapterRoom
 from corral.tensor.shift import FROM_BLOCKS, POSITIONS, SHIFT_ROWS, TO_BLOCKS
@@ -110,8 +110,7 @@ class Runner:
     def can_choose(self, samplers: List[Sampler | None]) -> bool:
         """Whether the device can choose the tokens of a batch as these samplers would."""
         draws = [None if sampler is None else sampler.draw for sampler in samplers]
-        most = MOST_CANDIDATES if self._plain.chooses else 0
-        return bool(draws) and all(draw is not None and draw.top_k <= most for draw in draws)
+        return self._plain.chooses and bool(draws) and all(map(can_draw, draws))
 
     def start(self, batch: List[Rows], *, chooses: bool = False) -> None:
         """Begin to compute a batch; it must be finished before the next is started.

@@ -1,7 +1,7 @@
 """What a device needs that chooses tokens itself: the likeliest, or one drawn among the likeliest.
 
-    row of logits ─▶ parts ─▶ the greatest keys of each ─▶ the greatest of all ─▶ token
-    draws (an input, one a row) ───────────┴─────────────────────┘
+    row of logits ─▶ biases ─▶ parts ─▶ the greatest keys of each ─▶ the greatest of all ─▶ token
+    draws (an input, one a row) ─┴──────────────┴─────────────────────────┘
 
 Sizes only; how a token is drawn is known to who draws it.
 """
@@ -12,10 +12,12 @@ from corral.tensor.tensor import Extent
 
 DRAWS = "draws"
 """Name of the staging slot that says for each row of logits how its token is chosen."""
-DRAW_BYTES = 48
+DRAW_BYTES = 80
 """Of one row."""
 MOST_CANDIDATES = 128
 """Likeliest tokens that one is drawn among at most."""
+MOST_BIASES = 4
+"""Tokens whose logits get a bias before: enough for those that end an answer."""
 _LEAST_PARTS = 32
 """Parts of a row of logits, whose greatest are found apart: as many as keep a card busy …"""
 _MOST_PARTS = 96

@@ -5,7 +5,7 @@
     then   draw
 
 This is llama.cpp's order. A step that would change nothing is left out. What devices can do of it
-too is a `Draw`: top_k → top_p → min_p → temperature → draw, without edits.
+too is a `Draw`: bias → top_k → top_p → min_p → temperature → draw, without other edits.
 """
 
 import math
@@ -23,6 +23,7 @@ from corral.sampling.random import Stream, uniform
 
 # Below this a temperature leaves nothing but the likeliest token, and dividing would overflow.
 LEAST_TEMPERATURE = 1e-5
+_BIAS = "bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Draw:
     floor: float = -math.inf
     """The logarithm of min_p: how far below the greatest logit a token may be."""
     temperature: float = 1.0
+    biases: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit first); the tokens are distinct."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +88,17 @@ def build_chain(params: SamplingParams, *, seed: int, dry_breakers: Collection[i
         top_k=params.top_k,
         steps=() if is_greedy else _steps(params, seed),
         history_length=max(penalties_back, dry_back),
-        draw=None if edits else _draw(params, is_greedy=is_greedy),
+        draw=_draw(params, is_greedy=is_greedy) if all(e.name == _BIAS for e in edits) else None,
     )
 
 
 def _draw(params: SamplingParams, *, is_greedy: bool) -> Draw | None:
     if is_greedy:
-        return Draw(top_k=1)
+        return Draw(top_k=1, biases=params.logit_bias)
     if params.top_k == 0 or params.typical_p < 1 or params.xtc_probability > 0:
         return None
     floor = math.log(params.min_p) if params.min_p > 0 else -math.inf
-    return Draw(params.top_k, params.top_p, floor, params.temperature)
+    return Draw(params.top_k, params.top_p, floor, params.temperature, params.logit_bias)
 
 
 def _has_penalties(params: SamplingParams) -> bool:
@@ -109,7 +112,7 @@ def _edits(
 ) -> tuple[Edit, ...]:
     chosen = []
     if params.logit_bias:
-        chosen.append(Edit("bias", _bias(params)))
+        chosen.append(Edit(_BIAS, _bias(params)))
     if penalties_back:
         chosen.append(Edit("penalties", _penalties(params)))
     if dry_back:

@@ -1,6 +1,7 @@
 """The backend on a played driver: what it launches, waits for, keeps and gives back."""
 
 import ctypes
+import math
 from contextlib import closing
 
 import numpy as np
@@ -198,20 +199,21 @@ def test_each_token_is_drawn_by_its_own_position(driver, model):
     def play(launch):
         if "choose_token" in launch.name:
             (draw,) = np.frombuffer(driver._touch("play", draws, DRAW.itemsize), DRAW).tolist()
-            seen.append(draw)
+            seen.append(tuple(np.asarray(word).tolist() for word in draw))
             token = draw[1] + 1
             driver._touch("play", buffers.choices_address(plan), 4)[:] = token.to_bytes(4, "little")
         cross(driver, launch)
 
     driver.executes = play
     engine = Engine(Runner(model.parts, groups), groups, context=LIMITS.context)
-    params = SamplingParams(seed=3, temperature=0.5, top_k=20, top_p=0.75, min_p=1.0)
+    params = SamplingParams(seed=3, temperature=0.5, top_k=20, top_p=0.75, min_p=1.0).banning({9})
     chooser = Sampler(params, tiny.VOCABULARY)
     sequence = engine.submit(prompt(5), sampler=chooser, max_tokens=6)
     while sequence.finish_reason is None:
         engine.step()
     assert sequence.tokens[5:] == [6, 7, 8, 9, 10, 11]
-    assert seen == [(3, position, 0.75, 0.0, 0.5, 20) for position in range(5, 11)]
+    banned = ([9, -1, -1, -1], [-math.inf, 0.0, 0.0, 0.0])
+    assert seen == [(3, position, 0.75, 0.0, 0.5, 20, *banned) for position in range(5, 11)]
 
 
 def test_a_kept_context_is_all_that_stays(driver, device, path):

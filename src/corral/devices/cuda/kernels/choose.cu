@@ -1,13 +1,15 @@
 // The token of each row of logits: the likeliest, or one drawn among the likeliest. −1 if the
 // greatest logit is no finite number, which NaN anywhere makes it.
 //
-//   row ─▶ parts ─▶ of each its greatest ─▶ the greatest of all, in order
-//                                             └─▶ top_p ─▶ min_p ─▶ temperature ─▶ draw ─▶ token
+//   row ─▶ biases ─▶ parts ─▶ of each its greatest ─▶ the greatest of all, in order
+//                                                       └─▶ top_p ─▶ min_p ─▶ temperature ─▶ draw ─▶ token
 //
 // As the host does it, with the same numbers in the same order (corral.sampling: chain, steps, random).
 #include "include/common.cuh"
 
 namespace corral {
+
+constexpr int kMostBiases = 4;
 
 // How a row's token is chosen; with `top_k` 1 it is the likeliest.
 struct Draw {
@@ -16,6 +18,8 @@ struct Draw {
   double floor;  // how far below the greatest logit min_p reaches
   double temperature;
   int64_t top_k;
+  int32_t tokens[kMostBiases];  // whose logits get a bias first; −1 behind the last
+  float biases[kMostBiases];
 };
 
 struct ChooseFields {
@@ -119,7 +123,8 @@ __global__ void __launch_bounds__(kChooseThreads)
   __shared__ uint64_t room[(kMostCandidates + kSlack) * 4 * kFours];
   launch_dependents();
   const int64_t count = *f.count;
-  const int wanted = wanted_of(f.draws[blockIdx.y]);
+  const Draw& draw = f.draws[blockIdx.y];
+  const int wanted = wanted_of(draw);
   wait_for_previous();
   if (blockIdx.y >= count) return;
   const float* row = row_at(f.logits, f.logits_stride, blockIdx.y);
@@ -139,6 +144,18 @@ __global__ void __launch_bounds__(kChooseThreads)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         if (4 * i + e < f.vocabulary) v[n][e] = row[4 * i + e];
+      }
+    }
+  }
+  for (int k = 0; k < kMostBiases && draw.tokens[k] >= 0; k++) {
+    const int64_t token = draw.tokens[k];
+    const float bias = draw.biases[k];
+#pragma unroll
+    for (int n = 0; n < kFours; n++) {
+      const int64_t i = first + n * kChooseThreads + threadIdx.x;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        if (4 * i + e == token) v[n][e] += bias;
       }
     }
   }

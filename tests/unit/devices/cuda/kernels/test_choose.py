@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from corral.contract.sampling import SamplingParams
 from corral.devices.cuda.choice_rules import choose
-from corral.devices.staging import DRAW, LIKELIEST
+from corral.devices.staging import DRAW, LIKELIEST, biases_of
 from corral.memory.choices import MOST_CANDIDATES, choice_parts, partials_bytes
 from corral.sampling.sampler import Sampler
 from emulation import Memory, address, needs_emulator, prepare_missing, run
@@ -65,7 +65,7 @@ def as_host(logits, params, positions):
         draw = sampler.draw
         assert draw is not None
         words = (sampler.seed, position, draw.top_p, draw.floor, draw.temperature, draw.top_k)
-        draws.append(words)
+        draws.append((*words, *biases_of(draw.biases)))
         expected.append(sampler.sample(row, position))
     return chosen(logits, draws), expected
 
@@ -93,7 +93,7 @@ def test_what_is_no_finite_number_gives_no_token(bad, top_k):
     logits = np.full((2, 100), -3.0)
     logits[0] = bad if bad == -np.inf else logits[0]
     logits[0, 60] = bad
-    tokens = chosen(logits, [(1, 7, 0.9, -3.0, 0.8, top_k)] * 2)
+    tokens = chosen(logits, [(1, 7, 0.9, -3.0, 0.8, top_k, *biases_of(()))] * 2)
     assert tokens[0] == -1
     assert 0 <= tokens[1] < 100
     assert tokens[1] != 60 or bad != -np.inf or top_k > 1
@@ -137,6 +137,33 @@ def test_banned_tokens_are_not_drawn():
     assert set(got) <= {3, 4000, 4999}
 
 
+@pytest.mark.parametrize("vocabulary", [9, 4099, 140_001])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_biases_count_before_anything_else(vocabulary, temperature):
+    """Bans of the likeliest, wherever they lie, and biases that make others so, row by row."""
+    rng = np.random.default_rng(vocabulary)
+    logits = rng.normal(size=(6, vocabulary)) * 3
+    likeliest = np.argsort(-logits, axis=1)[:, :4].tolist()
+    biases = [
+        {likeliest[0][0]: -math.inf},
+        dict.fromkeys(likeliest[1], -math.inf),
+        {vocabulary - 1: 50.0, 0: 49.5},
+        {},
+        {likeliest[4][0]: -0.25, likeliest[4][1]: 0.25},
+        {vocabulary - 2: 100.0, 1: 100.0},
+    ]
+    options = {"temperature": temperature, "top_k": 40, "top_p": 0.95, "min_p": 0.0}
+    params = [
+        options | {"seed": seed, "logit_bias": tuple(given.items())}
+        for seed, given in enumerate(biases)
+    ]
+    got, expected = as_host(logits, params, range(6))
+    assert got == expected
+    assert got[0] != likeliest[0][0]
+    assert got[1] not in likeliest[1]
+    assert got[2] in (vocabulary - 1, 0)
+
+
 _ROWS = 8
 
 
@@ -152,6 +179,9 @@ _ROWS = 8
                 "top_k": st.integers(1, MOST_CANDIDATES),
                 "top_p": st.floats(0.01, 1.0),
                 "min_p": st.floats(0.0, 1.0),
+                "logit_bias": st.sampled_from([-math.inf, -1.5, 0.25, 7.0]).map(
+                    lambda bias: ((1, bias), (0, 0.5))
+                ),
             }
         ),
         min_size=_ROWS,
