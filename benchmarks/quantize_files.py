@@ -81,6 +81,7 @@ class Result:
     refused: list[str]
     """Who would not."""
     seconds: float
+    """Of processor time, of all threads together."""
     seconds_llama_cpp: float
 
 
@@ -90,17 +91,17 @@ def compare(
     """Quantize a model twice and compare."""
     ours, theirs = folder / "by-corral.gguf", folder / "by-llama.gguf"
     refused = []
-    started = time.perf_counter()
+    started = time.process_time()
     if not reference(source, theirs, name, pure):
         refused.append("llama.cpp")
-    between = time.perf_counter()
+    between = time.process_time()
     try:
         with open_model(source) as file:
             plan = plan_conversion(file, MIXTURES[name], is_pure=pure, may_requantize=True)
             convert(file, ours, plan, threads=THREADS, encode=encode)
     except CorralError as error:
         refused.append(f"corral: {error}")
-    ended = time.perf_counter()
+    ended = time.process_time()
     types, data, same = [], [], False
     if not refused:
         types, data = differences(ours, theirs)

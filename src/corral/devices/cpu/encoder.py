@@ -1,4 +1,4 @@
-"""Values to bytes of a type, as `quant/quantize.py` does it, by kernels where that takes long.
+"""Values to bytes of a type, as `quant/quantize.py` does it, by kernels.
 
 Any number of threads may use one encoder at a time. It knows no file and no tensor.
 """
@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from corral.devices.cpu.compile import Compiler, KernelSpec, Progress
-from corral.devices.cpu.kernels.encode import ENCODED, GREATEST, encode, encode_record
+from corral.devices.cpu.kernels.encode import GREATEST, encode, encode_record
 from corral.devices.cpu.native import call
 from corral.quant.blocks import Bytes, Floats
 from corral.quant.quantize import quantize
 from corral.quant.types import DType
 
 _HALVES: Final = {DType.Q4_K: slice(0, 4), DType.Q5_K: slice(0, 4), DType.Q6_K: slice(208, 210)}
-"""Where the F16 numbers of a block are."""
+"""Where the F16 numbers of a block are, where values do not tell whether they are finite."""
 
 
 class Encoder:
@@ -27,7 +27,7 @@ class Encoder:
         self, compiler: Compiler, dtypes: Iterable[DType], progress: Progress | None = None
     ) -> None:
         """Compile what the types need. The compiler must outlive the encoder."""
-        specs = {t: KernelSpec.of(encode, dtype=t.name) for t in dtypes if t in ENCODED}
+        specs = {t: KernelSpec.of(encode, dtype=t.name) for t in dtypes if t in GREATEST}
         kernels = compiler.request(specs.values(), progress)
         self._kernels = {dtype: kernels[spec] for dtype, spec in specs.items()}
 
@@ -40,8 +40,7 @@ class Encoder:
         array = np.ascontiguousarray(values, dtype=np.float32)
         if dtype in self._kernels and _is_usual(array, dtype):
             data = self._encoded(array, dtype)
-            halves = np.ascontiguousarray(data.reshape(-1, dtype.block_bytes)[:, _HALVES[dtype]])
-            if np.isfinite(halves.view("<f2")).all():
+            if _has_finite_scales(data, dtype):
                 return data
         return quantize(array, dtype)  # which also says what is wrong
 
@@ -57,4 +56,11 @@ def _is_usual(array: Floats, dtype: DType) -> bool:
     """Whether there are whole blocks, of values that a kernel can do."""
     if not array.size or array.shape[-1] % dtype.block_elements:
         return False
-    return bool(max(array.max(), -array.min()) <= GREATEST)  # a NaN is not
+    return bool(max(array.max(), -array.min()) <= GREATEST[dtype])  # a NaN is not
+
+
+def _has_finite_scales(data: Bytes, dtype: DType) -> bool:
+    if dtype not in _HALVES:
+        return True  # the values were small enough
+    halves = np.ascontiguousarray(data.reshape(-1, dtype.block_bytes)[:, _HALVES[dtype]])
+    return bool(np.isfinite(halves.view("<f2")).all())
