@@ -60,6 +60,7 @@ _TWO_TILES = replace(_ASSEMBLER, registers=136)
 LIMITS = {
     "": Limit(48),
     "choose_token": Limit(80),
+    "lora_": Limit(96),
     "transpose_halves": Limit(64),
     "kv_shift": Limit(64),
     "matmul<": Limit(160),
@@ -165,6 +166,12 @@ def _cache():
     yield _of("kv_shift", "CacheQ8_0", 256, 64, True)
 
 
+def _lora():
+    for tile in (1, 4):
+        yield Instance.of("lora", "lora_down", tile)
+        yield Instance.of("lora", "lora_up", tile)
+
+
 def _rows():
     for layout in LAYOUTS.values():
         yield _of("embed", layout.name)
@@ -198,7 +205,7 @@ def _of(name, *arguments):
 @cache
 def instances():
     """Return every instance that is compiled, once."""
-    parts = (_lowered, _products, _prefill, _attention, _cache, _rows, _plain)
+    parts = (_lowered, _products, _prefill, _attention, _cache, _rows, _plain, _lora)
     found = (one for part in parts for one in part())
     packs = (pack(dtype, 0, 0, 16, 256) for dtype in LAYOUTS)
     return tuple(dict.fromkeys(getattr(one, "instance", one) for one in (*found, *packs)))

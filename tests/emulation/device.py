@@ -71,6 +71,9 @@ class EmulatedDevice(Contextless):
         source = np.frombuffer(data, np.uint8)
         run(pack(tensor.dtype, source.ctypes.data, to, rows, tensor.columns))
 
+    def put(self, buffer, offset, data):
+        array_at(buffer.address + offset, data.shape, np.uint8)[:] = data
+
     def backend(self):
         return EmulatedBackend(self)
 
@@ -104,6 +107,9 @@ class EmulatedBackend:
 
     def lower(self, plan, buffers, *, progress=None):
         return EmulatedProgram(plan, buffers, self._device.chip, self._device.bucket)
+
+    def release(self, program):
+        pass
 
     def storing(self, through):
         return nullcontext(self._device.upload)

@@ -142,6 +142,10 @@ class Backend(Protocol):
         """Return the plan as a program; compiles what is missing, fills records, allocates none."""
         ...
 
+    def release(self, program: Program) -> None:
+        """Give back what a program holds beside its records; it is not run any more."""
+        ...
+
     def storing(self, through: int) -> AbstractContextManager[Store]:
         """Give one reader, in its thread, what stores rows as `Device.upload` does.
 

@@ -27,6 +27,9 @@ class InTurn(Closing):
         """Give what stores rows: the device does it itself."""
         return nullcontext(self._device.upload)
 
+    def release(self, program: "Program") -> None:
+        """Give back nothing: a program is no more than its records."""
+
     def send(self, program: "Program", tensor: "Tensor", rows: int) -> "Sent":
         """Return rows of an output of the last run, for others to receive.
 

@@ -127,7 +127,9 @@ def _attach_part(
         records=records,
         tables=tables,
     )
-    program = part.backend.lower(plan, buffers)
+    with deferred:
+        program = part.backend.lower(plan, buffers)
+        closing.callback(part.backend.release, program)
     return AttachedPart(part.device, part.backend, program, tables)
 
 

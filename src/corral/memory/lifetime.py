@@ -102,9 +102,10 @@ def _until_ends_of_steps(graph: Graph, last_use: dict[Tensor, int]) -> dict[Tens
     for step in steps(graph):
         nodes = step.all_nodes
         end = numbers[nodes[-1]]
-        for source in (source for node in nodes for source in node.sources):
-            if source not in nodes:
-                later[source] = max(last_use[source], end)
+        read = {source for node in nodes for source in node.sources if source not in nodes}
+        # What adapters add to is read by the one that adds, and by nobody else in the step.
+        for source in read - {node.sources[0] for node in nodes if node.op is Op.LORA_UP}:
+            later[source] = max(last_use[source], end)
     return later
 
 

@@ -10,6 +10,8 @@
 
     attention ─▶ quantize    one step, whose only result is the codes
 
+    what adapters make of one x, or add to products of one x    one step
+
 Joining is offered, not done: a step's nodes stand in the order of the graph, and computing them one
 after the other gives the same.
 """
@@ -26,6 +28,7 @@ MOST_PRODUCTS = 3
 _MOST_NODES = 5
 """Nodes of one step: q and k normed and turned, and the append."""
 _GATES = (Op.GATED, Op.GATED_QUANTIZE)
+_LORA = (Op.LORA_DOWN, Op.LORA_UP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class Step:
     def is_coded_attention(self) -> bool:
         """Whether this is attention whose result is wanted as codes only."""
         return len(self.nodes) > 1 and self.nodes[0].op is Op.ATTENTION
+
+    @property
+    def is_lora(self) -> bool:
+        """Whether these are halves of adapters, of the same kind and the same rows."""
+        return self.nodes[0].op in _LORA
 
     @property
     def x(self) -> Tensor:
@@ -89,6 +97,9 @@ class _Grouping:
         if products:
             gate = nodes[len(products)] if len(products) < len(nodes) else None
             return Step(products, gate if self._is_gate(gate, products) else None)
+        halves = tuple(_lora_halves(nodes))
+        if halves:
+            return Step(halves)
         if self._is_coded_attention(nodes[:2]):
             return Step(tuple(nodes[:2]))
         return Step(self._turned_append(nodes) or (nodes[0],))
@@ -136,6 +147,22 @@ class _Grouping:
         is_by_head = norm.attributes.group == rope.attributes.head_dim
         is_own = rope.sources[0] is norm and self._is_only_for(norm, rope)
         return (norm, rope) if is_by_head and is_own else ()
+
+
+def _lora_halves(nodes: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the first nodes as long as they are halves of adapters of one kind, for one x."""
+    first = nodes[0]
+    if first.op not in _LORA:
+        return
+    place = 1 if first.op is Op.LORA_UP else None
+    x = first.sources[1].sources[0] if place else first.sources[0]
+    for node in nodes[:MOST_PRODUCTS]:
+        if node.op is not first.op:
+            return
+        own = node.sources[1].sources[0] if place else node.sources[0]
+        if own is not x:
+            return
+        yield node
 
 
 def _products(nodes: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -204,6 +204,16 @@ def test_a_cancelled_answer_lets_go_of_its_adapter(load, files):
     assert total(model) == before
 
 
+def test_a_name_is_given_once(load, files):
+    """An adapter that nobody named gets its file's name, with a number if that is taken."""
+    model = load()
+    for _ in range(3):
+        model.adapters.load(files["b"], scale=0.0)
+    assert [one.name for one in model.adapters] == ["b", "b-2", "b-3"]
+    model.adapters.unload("b")
+    assert model.adapters.load(files["b"], scale=0.0).name == "b"
+
+
 def test_what_does_not_fit_changes_nothing(load, files, tmp_path):
     """Refusals come before anything is reserved; answers are what they were."""
     model = load()
@@ -220,7 +230,7 @@ def test_what_does_not_fit_changes_nothing(load, files, tmp_path):
         (tmp_path / "nan.gguf", {}, InvalidAdapter, "no finite number"),
         (other, {}, InvalidAdapter, "is for qwen3"),
         (files["base"], {}, InvalidAdapter, "no adapter"),
-        (files["b"], {}, InvalidArgument, "already"),
+        (files["b"], {"name": "b"}, InvalidArgument, "already"),
         (files["a"], {"scale": float("nan")}, InvalidArgument, "scale"),
     ]
     for path, options, error, words in cases:

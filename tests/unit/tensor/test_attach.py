@@ -2,10 +2,12 @@
 
 import pytest
 
+from corral.memory.lifetime import liveness
 from corral.quant.types import DType
 from corral.tensor.attach import AdapterRoom, Attachment
 from corral.tensor.ops import Op
 from corral.tensor.rewrite import fuse
+from corral.tensor.steps import steps
 from corral.tensor.tensor import Extent
 from corral.tensor.verify import verify
 from transformers import transformer
@@ -57,3 +59,23 @@ def test_other_products_are_left_alone():
     plain = transformer()
     assert [output.name for output in graph.outputs] == [output.name for output in plain.outputs]
     assert len(graph) == len(plain) + 2 * len(weights)
+
+
+def test_halves_of_one_x_are_one_step():
+    """What a device computes in one go: all A of an x, its products, all B."""
+    graph, _ = attached("q.", "k.", "v.")
+    found = [[node.op for node in step.nodes] for step in steps(graph) if len(step.nodes) == 3]
+    for op in (Op.LORA_DOWN, Op.MATMUL, Op.LORA_UP):
+        assert found.count([op] * 3) == 2
+    halves = [step.nodes[0].op in (Op.LORA_DOWN, Op.LORA_UP) for step in steps(graph)]
+    assert [step.is_lora for step in steps(graph)] == halves
+
+
+def test_what_is_added_to_is_taken_over():
+    """Each result of LORA_UP lies in the bytes of its product, also where steps are joined."""
+    graph, _ = attached("", dtype=DType.Q8_0, fused=FUSIONS["all"])
+    for joins in (False, True):
+        owner = liveness(graph, joins_steps=joins).owner
+        ups = [node for node in graph if node.op is Op.LORA_UP]
+        assert ups
+        assert all(owner[up] is owner[up.sources[0]] for up in ups)

@@ -123,6 +123,13 @@ class CudaBackend(Closing):
         self._capture(program)
         return program
 
+    def release(self, program: Program) -> None:
+        """End the graphs that were captured of a program."""
+        assert isinstance(program, CudaProgram)
+        for each in program.passes:
+            for graph in each.graphs:
+                graph.close()
+
     def _load(self, instances: Iterable[Instance], progress: Progress | None = None) -> Modules:
         """Return the modules with these kernels among them."""
         arch = architecture(self._context.facts.capability)

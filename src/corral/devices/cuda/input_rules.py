@@ -11,6 +11,7 @@ from itertools import pairwise
 from corral.devices.cuda.instance import Instance
 from corral.devices.cuda.launch import Binding, Launch, ceil_divide
 from corral.memory.choices import choosing_rows
+from corral.tensor.attach import SPANS
 from corral.tensor.ops import Op
 
 MOST_PIECES = 12
@@ -65,6 +66,7 @@ def pieces(at: Binding, most: int = MOST_PIECES) -> list[tuple[int, int]]:
     needed = {
         tensor.name: tensor.size_bytes // tensor.shape[0] * at.rows(tensor)
         for tensor in at.plan.graph.leaves(Op.INPUT)
+        if tensor.name not in SPANS.values()  # as many rows as sequences have adapters
     }
     slots = sorted((first, name) for name, first in layout.offsets.items())
     inside = [(first, name) for first, name in slots if first < layout.inputs_bytes]

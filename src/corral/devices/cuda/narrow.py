@@ -15,6 +15,7 @@ from itertools import groupby
 from corral.devices.cuda import matmul_launch as tuned
 from corral.devices.cuda.attention_rules import PLANES, coded_attention, rope_append
 from corral.devices.cuda.launch import Binding, Launch
+from corral.devices.cuda.lora_rules import lora_down, lora_up
 from corral.devices.cuda.matmul_launch import MAX_PARTS, Product, Result
 from corral.devices.cuda.matmul_tuning import choose, wants_half_rows
 from corral.devices.cuda.prefill_launch import Chip
@@ -37,8 +38,8 @@ def narrow(at: Binding, step: Step, chip: Chip) -> tuple[Launch, ...]:
         InternalError: if a node has no kernel here; device traits promised one.
     """
     if not step.is_product:
-        apart = (launch for node in step.nodes for launch in by_rule(at, node))
-        return _joined(at, step) or tuple(apart)
+        joined = _joined(at, step)
+        return joined or tuple(launch for node in step.nodes for launch in by_rule(at, node))
     if step.gate is not None:
         product = _gated(at, step.nodes, step.gate)
         if product is not None and _is_tuned(product, chip):
@@ -49,6 +50,9 @@ def narrow(at: Binding, step: Step, chip: Chip) -> tuple[Launch, ...]:
 
 def _joined(at: Binding, step: Step) -> tuple[Launch, ...] | None:
     """Return the launches of several nodes in one go, where there is a kernel for that."""
+    if step.is_lora:
+        lower = lora_down if step.nodes[0].op is Op.LORA_DOWN else lora_up
+        return lower(at, step.nodes)
     if step.is_turned_append:
         return rope_append(at, step.nodes)
     if step.is_coded_attention:

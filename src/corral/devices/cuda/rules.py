@@ -14,6 +14,7 @@ from corral.devices.cuda.launch import (
     Size,
     ceil_divide,
 )
+from corral.devices.cuda.lora_rules import lora_down, lora_up
 from corral.devices.cuda.matmul_rules import matmul
 from corral.devices.node_fields import rope_fields, rotation_fields, row_fields
 from corral.quant.packed import LAYOUTS
@@ -203,5 +204,7 @@ RULES: Rules = {
     Op.KV_SHIFT: kv_shift,
     Op.ATTENTION: attention,
     Op.SELECT_ROWS: _select_rows,
+    Op.LORA_DOWN: lambda at, node: lora_down(at, (node,)),
+    Op.LORA_UP: lambda at, node: lora_up(at, (node,)),
 }
 """The launches of each operation; `RULES | {op: rule}` replaces one."""

@@ -41,4 +41,5 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         readers=8,
         context_bytes=context_bytes,
         has_own_memory=True,
+        attaches=True,
     )

@@ -7,13 +7,16 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+import adapters
 import tiny
 from corral.contract.sampling import SamplingParams
 from corral.devices.cuda.traits import DECODE_BUCKETS
 from corral.devices.staging import DRAW
+from corral.engine.adapters import Adapters
 from corral.engine.engine import Engine
 from corral.engine.runner import Runner
 from corral.errors import Closed, InternalError, OutOfMemory, StaleContext
+from corral.gguf import open_model
 from corral.memory.choices import DRAWS
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
@@ -277,3 +280,33 @@ def test_staging_holds_inputs_of_each_flight_and_results(model):
     assert layout.choices(1) + layout.choices_bytes == layout.size_bytes
     assert layout.size_bytes <= buffers.staging.size_bytes
     assert buffers.staging.lifetime is Lifetime.STAGING
+
+
+def test_adapters_come_and_go_with_their_graphs(driver, model, path, tmp_path):
+    """Programs with adapters are captured, and every graph and byte of them is given back.
+
+    The modules of their kernels stay loaded, once.
+    """
+    part, ledger = model.parts[0], Ledger()
+    with open_model(path) as file:
+        tensors = file.tensors
+    owner = Adapters(model, Runner(model.parts, model.design.kv.groups), ledger, "tiny", tensors)
+
+    def owned():
+        return dict(part.device.context.statistics().owned)
+
+    kept, size = owned(), part.device.allocated_bytes
+    given = [adapters.write(tmp_path / f"{n}.gguf", n, rank=8 * n + 4) for n in range(2)]
+    for _ in range(2):
+        loaded = [owner.add(owner.prepare(one)) for one in given]
+        assert owned()["graph"] > kept["graph"]
+        entries = ledger.statistics()
+        assert all(entry.planned_bytes == entry.allocated_bytes for entry in entries)
+        on_card = sum(e.allocated_bytes for e in entries if e.device == part.device.name)
+        assert part.device.allocated_bytes >= size + on_card
+        for one in loaded:
+            owner.remove(one.id)
+        kept["module"] = modules = owned()["module"]
+        assert (owned(), part.device.allocated_bytes) == (kept, size)
+        assert ledger.statistics() == ()
+    assert owned()["module"] == modules
