@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 OURS, PEER = "corral", "llama.cpp"
 START_S = 300.0
 END_S = 60.0
+OWN = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Held:
 
     name: str
     rss_bytes: int
+    own_bytes: int
+    """Of what it could not get back from a file: RssAnon, RssShmem and VmSwap."""
     files: int
     threads: int
     cpu_s: float
@@ -113,10 +116,17 @@ def _held(process: psutil.Process, number: int) -> Held:
         return Held(
             name="worker" if number == 1 else "api" if number == 0 else f"child {number}",
             rss_bytes=process.memory_info().rss,
+            own_bytes=own_bytes(Path(f"/proc/{process.pid}/status").read_text()),
             files=process.num_fds(),
             threads=process.num_threads(),
             cpu_s=times.user + times.system,
         )
+
+
+def own_bytes(status: str) -> int:
+    """Return what the kernel's status of a process says it holds of its own."""
+    lines = (line.split() for line in status.splitlines())
+    return sum(int(words[1]) * 1024 for words in lines if words and words[0] in OWN)
 
 
 def kv_blocks_used(server: Server) -> int:

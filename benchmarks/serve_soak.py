@@ -1,5 +1,6 @@
 """Minutes of load on one server, and whether anything is left or grows. A part of `serve.py`."""
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -13,8 +14,18 @@ EVERY_S = 1.0
 SETTLE_S = 30.0
 PASSES = 3
 """Each number of clients has its turn so often: a line through one pass shows which came last."""
-WARM_UP_S = 60.0
-"""What caches, the allocator and sixty-four first connections take is no growth."""
+WARM_UP = 1000
+"""Quick requests of one round before anything is measured: what caches, the allocator and the first
+connections take is no growth."""
+QUICK = {"words": (1, 2, 4), "answers": (2, 3, 4)}
+STILL_BYTES = 16 << 10
+"""By which a process may have grown in a round, and still be warm …"""
+STILL_ROUNDS = 3
+"""… if it grew no more in so many of them, one after the other."""
+MOST_ROUNDS, WARM_UP_S = 40, 600.0
+"""When it is measured, warm or not."""
+LONG_S = 10.0
+"""Of a round of usual requests before: the longest buffers are there then, too."""
 NOISE_BYTES_A_MINUTE = 256 << 10
 """Growth that no interval of ten minutes can tell from the steps in which memory moves."""
 
@@ -25,7 +36,7 @@ class Growth:
 
     name: str
     slope: Slope
-    rss_bytes: int
+    own_bytes: int
     files: tuple[int, int]
     threads: tuple[int, int]
 
@@ -58,7 +69,7 @@ class Watch:
             elapsed = time.monotonic() - self._began
             for one in self._server.held():
                 if one.name in self._samples:
-                    self._samples[one.name].add(int(elapsed * 1000), one.rss_bytes)
+                    self._samples[one.name].add(int(elapsed * 1000), one.own_bytes)
 
     def end(self) -> dict[str, Slope | None]:
         """Return the slopes, in bytes a minute."""
@@ -104,10 +115,38 @@ def run(server: Server, load: Child, clients: Sequence[int], seconds: float, see
     return {"rounds": rounds}
 
 
+def is_warm(rounds: Sequence[dict[str, int]]) -> bool:
+    """Whether no process grew in the last rounds, given what each held at the end of all."""
+    pairs = list(itertools.pairwise(rounds))[-STILL_ROUNDS:]
+    return len(pairs) == STILL_ROUNDS and all(
+        after[name] - before[name] <= STILL_BYTES for before, after in pairs for name in after
+    )
+
+
+def warm_up(server: Server, load: Child, clients: int) -> list[dict[str, int]]:
+    """Ask quick things until no process grows any more; return what they held after each round."""
+    held: list[dict[str, int]] = []
+    until = time.monotonic() + WARM_UP_S
+    while not is_warm(held) and len(held) < MOST_ROUNDS and time.monotonic() < until:
+        load.measure(
+            test="load",
+            port=server.port,
+            clients=clients,
+            seed=10_000 + len(held),
+            count=WARM_UP,
+            seconds=WARM_UP_S,
+            **QUICK,
+        )
+        held.append({one.name: one.own_bytes for one in server.held()})
+    kept = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in held[-1].items())
+    print(f"{'warm' if is_warm(held) else 'not warm'} after {len(held) * WARM_UP} requests: {kept}")
+    return held
+
+
 def soak(server: Server, load: Child, clients: Sequence[int], seconds: float) -> Reply:
-    """Load a server for a while, after a shorter while that is not looked at."""
-    most = (max(clients), *clients)
-    run(server, load, most, WARM_UP_S, seed=10_000)
+    """Load a server for a while, once it is warm."""
+    warmth = warm_up(server, load, max(clients))
+    run(server, load, clients, len(clients) * LONG_S, seed=15_000)  # long ones, too
     settled(server)
     before = {one.name: one for one in server.held()}
     watch = Watch(server)
@@ -121,11 +160,12 @@ def soak(server: Server, load: Child, clients: Sequence[int], seconds: float) ->
     for one in grown:
         print(
             f"{one.name}: {one.slope.value / 1024:.1f} ± {one.slope.half_width / 1024:.1f} KiB a "
-            f"minute of {one.rss_bytes / 2**20:.0f} MiB, files {one.files}, threads {one.threads}"
+            f"minute of {one.own_bytes / 2**20:.0f} MiB, files {one.files}, threads {one.threads}"
         )
     print(f"blocks left: {leaked}; failures: {failures}")
     growth = [asdict(one) for one in grown]
-    return found | {"leaked_blocks": leaked, "growth": growth, "failures": failures}
+    told = {"warm_up": warmth, "leaked_blocks": leaked, "growth": growth}
+    return found | told | {"failures": failures}
 
 
 def growths(
@@ -136,7 +176,7 @@ def growths(
         Growth(
             name,
             slope,
-            after[name].rss_bytes,
+            after[name].own_bytes,
             (before[name].files, after[name].files),
             (before[name].threads, after[name].threads),
         )

@@ -47,7 +47,11 @@ class ScriptedChild:
     def load(self):
         """Be ready."""
         self._memory.held[self] = dict(self.order.need.bytes)
-        self.watch(Loaded(dict(self.order.need.bytes)))
+        sizes = self.order.need.bytes.items()
+        halves = {
+            memory: {"weights": size // 2, "state": size - size // 2} for memory, size in sizes
+        }
+        self.watch(Loaded(halves))
 
     def end(self, error, *, is_refused=False):
         """End by itself."""

@@ -122,7 +122,7 @@ class World:
         """Let a model's process be ready."""
         process = self.process(model)
         process.is_ready, process.held = True, dict(process.need.bytes)
-        measured = dict(process.held)
+        measured = {memory: {"weights": size} for memory, size in process.held.items()}
         self.take(self.residents.loaded(model, process.generation, measured, self.now))
 
     def finish_save(self, model):

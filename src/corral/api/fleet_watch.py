@@ -131,15 +131,11 @@ class FleetFeed(Feed):
 
 
 def _rows(model: ModelStatus, names: dict[str, str]) -> list[MemoryRow]:
-    """Return what a model holds by the names of devices; its lifetimes only its process knows."""
+    """Return what a model holds by the names of devices; all as weights until its process tells."""
     return [
-        MemoryRow(
-            device=names.get(held.device, held.device),
-            lifetime="weights",
-            planned_bytes=held.planned_bytes,
-            allocated_bytes=held.planned_bytes,
-        )
+        MemoryRow(names.get(held.device, held.device), lifetime, size, size)
         for held in model.held
+        for lifetime, size in (held.lifetimes or {"weights": held.planned_bytes}).items()
     ]
 
 

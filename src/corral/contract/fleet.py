@@ -81,6 +81,8 @@ class HeldBytes(msgspec.Struct, frozen=True, kw_only=True):
     planned_bytes: int
     measured_bytes: int | None = None
     """What its process says it allocated; None until it is loaded."""
+    lifetimes: dict[str, int] = msgspec.field(default_factory=dict)
+    """The same by lifetime."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):

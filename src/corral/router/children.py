@@ -3,7 +3,7 @@
 Whether another process is started in place of one that died is decided for all models together.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from corral.log import logger
 from corral.router.entry import HOST, ModelEntry
 from corral.router.orphans import Records
 from corral.router.placing import Machine, Need, Site
-from corral.router.residence import Progress
+from corral.router.residence import Measured, Progress
 from corral.router.scan import require_unchanged
 from corral.router.supervisor import Supervisor, supervise
 from corral.router.watchdog import STUCK_S
@@ -37,8 +37,7 @@ class Loading:
 class Loaded:
     """A process is ready."""
 
-    measured: Mapping[str, int] = field(default_factory=dict)
-    """By memory, the bytes that it says it allocated."""
+    measured: Measured = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +136,14 @@ def spec_of(order: Order, keeping: Keeping | None = None) -> WorkerSpec:
     )
 
 
-def measured_bytes(description: Description, sites: tuple[Site, ...]) -> dict[str, int]:
-    """Return by memory what a worker says it allocated, by its own names of devices."""
+def measured_bytes(description: Description, sites: tuple[Site, ...]) -> Measured:
+    """Return what a worker says it allocated, by its own names of devices."""
     cards = [site for site in sites if site.uuid is not None]
     memories = {f"cuda:{number}": site.memory for number, site in enumerate(cards)}
-    sums: dict[str, int] = {}
+    sums: dict[str, dict[str, int]] = {}
     for row in description.memory:
-        memory = memories.get(row.device, HOST)
-        sums[memory] = sums.get(memory, 0) + row.allocated_bytes
+        held = sums.setdefault(memories.get(row.device, HOST), {})
+        held[row.lifetime] = held.get(row.lifetime, 0) + row.allocated_bytes
     return sums
 
 
@@ -225,7 +224,7 @@ class WorkerChild:
             if self._records is not None:
                 self._records.note(pid)
 
-    def _measured(self) -> dict[str, int]:
+    def _measured(self) -> Measured:
         supervisor = self._supervisor
         if supervisor is None or supervisor.description is None:
             return {}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from corral.memory.ledger import format_bytes
-from corral.router.entry import AUTO
+from corral.router.entry import AUTO, HOST
 from corral.router.placing import Cause, Need, Shortage, Wanted
 
 _NAMED_HOLDERS = 4
@@ -31,9 +31,14 @@ def eviction_text(
     wanted: Wanted, need: Need, shortages: Sequence[Shortage], victims: Sequence[str]
 ) -> str:
     """Say for whom and for what models go."""
-    lacking = ", ".join(f"{format_bytes(s.needed_bytes)} of {s.name}" for s in shortages)
-    going = " and ".join(victims)
-    return f"{wanted.name} needs {lacking} on {','.join(need.sites)}: {going} can go"
+    lacking = " and ".join(f"{format_bytes(s.needed_bytes)} of {_memory(s)}" for s in shortages)
+    is_plain = set(need.sites) <= {s.name for s in shortages}
+    on = "" if is_plain else f" on {','.join(need.sites)}"
+    return f"{wanted.name} needs {lacking}{on}: {' and '.join(victims)} can go"
+
+
+def _memory(shortage: Shortage) -> str:
+    return "main memory" if shortage.memory == HOST else shortage.name
 
 
 def _devices(wanted: Wanted) -> str:
@@ -42,7 +47,7 @@ def _devices(wanted: Wanted) -> str:
 
 
 def _shortage(shortage: Shortage) -> str:
-    needs = f"it needs {format_bytes(shortage.needed_bytes)} of {shortage.name}"
+    needs = f"it needs {format_bytes(shortage.needed_bytes)} of {_memory(shortage)}"
     if shortage.available_bytes is None:
         return f"{needs}, of which nobody tells how much is free"
     holders = sorted(shortage.held.items(), key=lambda pair: -pair[1])

@@ -22,6 +22,10 @@ MOVES: Mapping[ModelState, frozenset[ModelState]] = {
 """Where each state may lead."""
 
 
+Measured = Mapping[str, Mapping[str, int]]
+"""By memory and lifetime, the bytes that a process says it allocated."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """One request for a model, from its arrival to its end."""
@@ -72,7 +76,7 @@ class Residence:
     """Who goes for it."""
     planned: Mapping[str, int] = field(default_factory=dict)
     """By memory, what was planned for the process that is there; `need` has what is booked."""
-    measured: Mapping[str, int] = field(default_factory=dict)
+    measured: Measured = field(default_factory=dict)
     """By memory, what its process said it allocated."""
     free: Mapping[str, int] = field(default_factory=dict)
     """By memory, what was free when it was placed."""
@@ -181,8 +185,13 @@ class Residence:
     def _held(self) -> tuple[HeldBytes, ...]:
         if self.need is None or not self.state.holds_bytes:
             return ()
-        measured = self.measured
-        return tuple(
-            HeldBytes(device=memory, planned_bytes=size, measured_bytes=measured.get(memory))
-            for memory, size in self.planned.items()
+        return tuple(self._held_of(memory, size) for memory, size in self.planned.items())
+
+    def _held_of(self, memory: str, planned: int) -> HeldBytes:
+        lifetimes = self.measured.get(memory)
+        return HeldBytes(
+            device=memory,
+            planned_bytes=planned,
+            measured_bytes=None if lifetimes is None else sum(lifetimes.values()),
+            lifetimes=dict(lifetimes or {}),
         )

@@ -6,7 +6,7 @@ It has no thread, no clock and no process: moments come with each call, and whoe
 out the orders. So every interleaving of threads is an order of calls, and tests go through them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from corral.contract.fleet import ExitKind, ModelState, PlanAnswer
@@ -26,7 +26,7 @@ from corral.router.entry import ModelEntry
 from corral.router.moves import Moves, Patience
 from corral.router.placing import Machine, Policy
 from corral.router.register import Register, Seen
-from corral.router.residence import Progress, Residence, Ticket
+from corral.router.residence import Measured, Progress, Residence, Ticket
 
 _State = ModelState
 
@@ -211,16 +211,15 @@ class Residents:
             self._register.tell(residence)
         return self._orders()
 
-    def loaded(
-        self, model: str, generation: int, measured: Mapping[str, int], now_s: float
-    ) -> list[Effect]:
+    def loaded(self, model: str, generation: int, measured: Measured, now_s: float) -> list[Effect]:
         """Take note that a process is ready, and what it holds by memory; let everybody in."""
         self._at(now_s)
         residence = self._register.of_generation(model, generation)
         if residence is None or residence.state is not _State.LOADING or residence.need is None:
             return self._orders()
         planned = residence.need.bytes
-        booked = {memory: max(size, measured.get(memory, 0)) for memory, size in planned.items()}
+        taken = {memory: sum(lifetimes.values()) for memory, lifetimes in measured.items()}
+        booked = {memory: max(size, taken.get(memory, 0)) for memory, size in planned.items()}
         residence.need = replace(residence.need, bytes=booked)
         more = {memory: size for memory, size in booked.items() if size > planned[memory]}
         residence.observed = {residence.need.sites: more} if more else {}

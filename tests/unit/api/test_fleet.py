@@ -124,6 +124,17 @@ def test_who_leaves_while_a_question_is_answered_lets_the_model_go(fleet):
     assert all(coming.cancelled() for coming in endless())
 
 
+def test_the_page_is_told_of_bytes_by_lifetime(fleet):
+    """As each process says what it allocated."""
+    _played, ask = fleet
+    ask.post("/v1/completions", model="a", prompt="echo x")
+    (held,) = ask.get("/corral/status").json()["devices"]
+    assert {life: size for life, size in held["held"].items() if size} == {
+        "weights": 20,
+        "state": 20,
+    }
+
+
 def test_the_model_of_a_request_answers_it(fleet):
     """By name or alias, for every kind of request; each reply names the model."""
     played, ask = fleet

@@ -173,6 +173,27 @@ def test_growth_is_judged_by_interval_and_noise(benchmark):
     assert unsure.failures == []
 
 
+def test_a_server_is_warm_when_nothing_grew_for_some_rounds(benchmark):
+    """However it grew before, and whichever of its processes."""
+    module = benchmark("serve_soak")
+
+    def rounds(*sizes):
+        return [{"api": 5 << 20, "worker": size << 10} for size in sizes]
+
+    assert not module.is_warm([])
+    assert not module.is_warm(rounds(100, 100, 100))
+    assert module.is_warm(rounds(100, 900, 910, 912, 900))
+    assert not module.is_warm(rounds(100, 100, 140, 140, 140))
+
+
+def test_own_memory_is_what_no_file_gives_back(benchmark):
+    """As the kernel tells it, in KiB."""
+    status = (
+        "Name:\tx\nVmSwap:\t       4 kB\nRssAnon:\t   10 kB\nRssFile:\t 900 kB\nRssShmem:\t 1 kB\n"
+    )
+    assert benchmark("serve_servers").own_bytes(status) == 15 * 1024
+
+
 def test_slopes_are_told_by_the_minute(benchmark):
     """They are sampled against milliseconds."""
     assert benchmark("serve_soak").a_minute(Slope(2.0, 0.5, 7)) == Slope(120_000.0, 30_000.0, 7)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from corral.router.entry import HOST
 from corral.router.placement import place
-from corral.router.placing import Cause, Evict, Load, Policy, Refuse, Room, Wait
+from corral.router.placing import Cause, Evict, Load, Machine, Policy, Refuse, Room, Wait
 from machines import FREE_HANDS, PLENTY, holder, machine, uuid, wanted
 
 
@@ -45,8 +45,18 @@ def test_margins_and_budgets_are_kept():
         decide(wanted(8), limited).need,
         ("old",),
         {uuid(0): 8},
-        "new needs 8 B of cuda:0 on cuda:0: old can go",
+        "new needs 8 B of cuda:0: old can go",
     )
+
+
+def test_why_a_model_goes_is_told_by_the_memory_that_lacks():
+    """Main memory by that name; the device too, where another memory than its own lacks."""
+    old = holder("old", {HOST: 8})
+    full = Machine(machine(20).sites, (Room(HOST, "cpu", 10, 2), *machine(20).rooms[1:]))
+    on_cpu = decide(wanted(8, devices=("cpu",)), full, old)
+    assert on_cpu.reason == "new needs 8 B of main memory: old can go"
+    on_card = decide(wanted(8, host=5, devices=("cuda:0",)), full, old)
+    assert on_card.reason == "new needs 5 B of main memory on cuda:0: old can go"
 
 
 def test_bytes_that_no_reading_shows_yet_are_not_given_twice():

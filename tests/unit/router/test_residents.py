@@ -514,11 +514,13 @@ def test_more_than_was_planned_is_booked_from_then_on():
     world.settle()
     process = world.process("a")
     process.is_ready, process.held = True, {HOST: 50}
-    world.take(world.residents.loaded("a", 1, {HOST: 50}, world.now))
+    measured = {HOST: {"weights": 30, "state": 20}}
+    world.take(world.residents.loaded("a", 1, measured, world.now))
     world.settle()
     assert world.residents.booked() == {HOST: 50}
     (held,) = world.status("a").held
     assert (held.planned_bytes, held.measured_bytes) == (40, 50)
+    assert held.lifetimes == measured[HOST]
     assert world.status("a").reason == "loaded; it holds 10 B more than was planned"
     world.ask("b")
     world.settle()
