@@ -47,6 +47,10 @@ MIXTURES: Final[dict[str, Mixture]] = {
         ("Q4_K_S", 14, DType.Q4_K),
         ("Q4_1", 3, DType.Q4_1),
         ("Q4_0", 2, DType.Q4_0),
+        ("Q3_K_L", 13, DType.Q3_K),
+        ("Q3_K_M", 12, DType.Q3_K),
+        ("Q3_K_S", 11, DType.Q3_K),
+        ("Q2_K", 10, DType.Q2_K),
     )
 }
 """What there is, most bits first."""
@@ -67,11 +71,15 @@ _KEPT_NAMES: Final = ("position_embd.weight", "token_types.weight")
 _EMBEDDINGS: Final = ("token_embd.weight", "per_layer_token_embd.weight")
 _LIKE_VALUES: Final = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
 _FALLBACKS: Final = {
+    DType.Q2_K: DType.Q4_0,
+    DType.Q3_K: DType.Q4_0,
     DType.Q4_K: DType.Q5_0,
     DType.Q5_K: DType.Q5_1,
     DType.Q6_K: DType.Q8_0,
 }
 """For rows that are no multiple of 256."""
+_FIVE_BITS_OF_EIGHT: Final = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
+"""Mixtures that give attn_output five bits where there are eight experts."""
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _LARGE_LAYERS: Final = 80
 _SHARING: Final = ("deci", "olmo", "qwen2")
@@ -146,8 +154,10 @@ class _Model:
     architecture: str
     layers: int
     experts: int
-    shares_values: bool
-    """Whether many heads share the values, which are small then, and given more bits."""
+    heads_a_value: int
+    """How many heads of the first layer share keys and values."""
+    is_large: bool
+    """Whether values are so small beside the rest that they are given more bits."""
     is_tied: bool
     """Whether the embeddings serve as the output, too."""
     values: int
@@ -158,12 +168,14 @@ class _Model:
         name = metadata.architecture
         names = [tensor.name for tensor in tensors]
         layers = metadata.int(f"{name}.block_count", 0)
-        is_shared = name in _SHARING or (name == "llama" and _has_groups(metadata, name))
+        sharing = _heads_a_value(metadata, name)
+        is_large = name in _SHARING or (name == "llama" and sharing != 1)
         return cls(
             name,
             layers,
             metadata.int(f"{name}.expert_count", 0),
-            is_shared and layers == _LARGE_LAYERS,
+            sharing,
+            is_large and layers == _LARGE_LAYERS,
             "output.weight" not in names,
             len([each for each in names if _is_like_values(each)]),
         )
@@ -187,8 +199,8 @@ class _Choice:
             return self._values(self._count("values"))
         if "attn_k.weight" in name and model.experts == 8:
             return DType.Q8_0
-        if "attn_output.weight" in name and model.experts == 8 and self._is("Q4_K_S", "Q4_K_M"):
-            return self._to.base if model.architecture == "falcon" else DType.Q5_K
+        if "attn_output.weight" in name:
+            return self._attention_output()
         if "ffn_down" in name and "ffn_up" not in name and "ffn_gate" not in name:
             before = self._count("down")
             return self._down(before if model.experts <= 1 else _layer(name))
@@ -205,15 +217,34 @@ class _Choice:
         model, dtype = self._model, self._to.base
         if self._is("Q4_K_M", "Q5_K_M") and _gets_more_bits(before, model.values):
             dtype = DType.Q6_K
-        elif self._is("Q4_K_S") and before < 4:
+        elif (self._is("Q4_K_S") and before < 4) or self._is("Q3_K_L"):
             dtype = DType.Q5_K
-        if model.shares_values and dtype is DType.Q4_K:
+        elif self._is("Q3_K_M"):
+            dtype = DType.Q5_K if before < 2 else DType.Q4_K
+        elif self._is("Q2_K"):
+            dtype = DType.Q4_K if model.heads_a_value >= 4 else DType.Q3_K
+        if model.is_large and dtype in (DType.Q3_K, DType.Q4_K):
             dtype = DType.Q5_K
         return DType.Q8_0 if model.experts == 8 else dtype
 
+    def _attention_output(self) -> DType:
+        if self._model.architecture == "falcon":
+            return DType.Q4_K if self._is("Q3_K_L") else self._to.base
+        if self._model.experts == 8:
+            return DType.Q5_K if self._to.name in _FIVE_BITS_OF_EIGHT else self._to.base
+        more = {"Q2_K": DType.Q3_K, "Q3_K_M": DType.Q4_K, "Q3_K_L": DType.Q5_K}
+        return more.get(self._to.name, self._to.base)
+
     def _down(self, layer: int) -> DType:
         layers, is_falcon = self._model.layers, self._model.architecture == "falcon"
+        if self._is("Q2_K"):
+            return DType.Q3_K
+        if self._is("Q3_K_L"):
+            return DType.Q4_K if is_falcon else DType.Q5_K
         is_chosen = _gets_more_bits(layer, layers)
+        if self._is("Q3_K_M"):
+            more = DType.Q4_K if is_chosen or not is_falcon else DType.Q3_K
+            return DType.Q5_K if layer < layers // 16 else more
         if is_falcon and self._is("Q4_K_M"):
             more = DType.Q5_K if is_chosen else DType.Q4_K
             return DType.Q6_K if layer < layers // 16 else more
@@ -248,11 +279,11 @@ def _layer(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _has_groups(metadata: Metadata, name: str) -> bool:
-    """Whether several heads share keys and values in the first layer."""
+def _heads_a_value(metadata: Metadata, name: str) -> int:
+    """Return how many heads of the first layer share keys and values, as far as that is told."""
     key = f"{name}.attention.head_count"
     if key not in metadata or f"{key}_kv" not in metadata:
-        return False
+        return 1
     layers = metadata.int(f"{name}.block_count")
-    heads = metadata.ints(key, count=layers)
-    return heads[:1] != metadata.ints(f"{key}_kv", count=layers)[:1]
+    heads, shared = (metadata.ints(each, count=layers)[:1] for each in (key, f"{key}_kv"))
+    return heads[0] // shared[0] if heads and shared and shared[0] else 1

@@ -12,8 +12,16 @@ value = (scale × part's scale) × (code − zero) − (minimum × part's minimu
 import numpy as np
 
 from corral.quant.blocks import Blocks, Bytes, Floats, half, half_bytes, planes
-from corral.quant.search import LEAST_MAGNITUDE, Candidates, fit_ranges, fit_scales, nearest
+from corral.quant.search import (
+    LEAST_MAGNITUDE,
+    Candidates,
+    fit_ranges,
+    fit_refined,
+    fit_scales,
+    nearest,
+)
 
+_Q2_CANDIDATES = Candidates(most=3, first=-0.5, step=0.1, steps=15, is_linear=True)
 _Q4_CANDIDATES = Candidates(most=15, first=-1.0, step=0.1, steps=20)
 _Q5_CANDIDATES = Candidates(most=31, first=-0.5, step=0.1, steps=15)
 _EACH_BIT = np.arange(8, dtype=np.uint8)[:, None]
@@ -61,6 +69,42 @@ def split_q6_k(data: Bytes) -> Blocks:
         scale=half(data[:, 208:210]),
         sub_scales=data[:, 192:208].view(np.int8),
     )
+
+
+def quantize_q2_k(values: Floats) -> Bytes:
+    """Round to Q2_K as ggml does: (n, 256) → (n, 84)."""
+    columns = _columns(values, 16)
+    fit = fit_ranges(columns, np.abs(columns), _Q2_CANDIDATES)
+    scale, sub_scales = _share(fit.scale.reshape(-1, 16), 15)
+    minimum, sub_minima = _share(fit.minimum.reshape(-1, 16), 15)
+    step = (_stored(scale)[:, None] * sub_scales).reshape(-1)
+    base = (_stored(minimum)[:, None] * sub_minima).reshape(-1)
+    rounded = _rounded(columns + base, step, (0, 3))
+    codes = np.where(step == 0, fit.codes, rounded).T.reshape(-1, 256).astype(np.uint8)
+    parts = sub_scales | sub_minima << np.uint8(4)
+    halves = [half_bytes(scale), half_bytes(minimum)]
+    return np.concatenate([parts, _pack_two_bits(codes), *halves], axis=1)
+
+
+def quantize_q3_k(values: Floats) -> Bytes:
+    """Round to Q3_K as ggml does: (n, 256) → (n, 110)."""
+    columns = _columns(values, 16)
+    fit = fit_refined(columns, 4)
+    scales = fit.scale.reshape(-1, 16)
+    at = np.abs(scales).argmax(axis=1)[:, None]
+    widest = np.take_along_axis(scales, at, axis=1)
+    none, is_zero = np.float32(0), widest == 0
+    inverse = np.where(is_zero, none, np.float32(-32) / widest)
+    scale = np.where(is_zero, none, np.float32(1) / inverse)[:, 0]
+    whole = nearest(inverse * scales).astype(np.int8).clip(-32, 31)
+    sub_scales = np.where(is_zero, np.int8(-32), whole)
+    step = (_stored(scale)[:, None] * sub_scales).reshape(-1)
+    rounded = _rounded(columns, step, (-4, 3)) + np.float32(4)
+    codes = np.where(step == 0, fit.codes, rounded).T.reshape(-1, 256).astype(np.uint8)
+    tops = np.bitwise_or.reduce(codes.reshape(-1, 8, 32) >> np.uint8(2) << _EACH_BIT, axis=1)
+    low = _pack_two_bits(codes & np.uint8(3))
+    packed = _pack_signed_scales((sub_scales + np.int8(32)).view(np.uint8))
+    return np.concatenate([tops, low, packed, half_bytes(scale)], axis=1)
 
 
 def quantize_q4_k(values: Floats) -> Bytes:
@@ -116,8 +160,8 @@ def _quantize_with_minima(values: Floats, candidates: Candidates) -> Bytes:
     columns = _columns(values, 32)
     mean = np.sqrt(np.add.reduce(columns * columns, axis=0) / np.float32(32))
     fit = fit_ranges(columns, mean + np.abs(columns), candidates)
-    scale, sub_scales = _share(fit.scale.reshape(-1, 8))
-    minimum, sub_minima = _share(fit.minimum.reshape(-1, 8))
+    scale, sub_scales = _share(fit.scale.reshape(-1, 8), 63)
+    minimum, sub_minima = _share(fit.minimum.reshape(-1, 8), 63)
     step = (_stored(scale)[:, None] * sub_scales).reshape(-1)
     base = (_stored(minimum)[:, None] * sub_minima).reshape(-1)
     rounded = _rounded(columns + base, step, (0, candidates.most))
@@ -135,18 +179,32 @@ def _columns(values: Floats, count: int) -> Floats:
     return np.ascontiguousarray(values.reshape(-1, count).T)
 
 
-def _share(scales: Floats) -> tuple[Floats, Bytes]:
-    """Split (n, parts) into one scale a block and whole numbers up to 63."""
-    most = np.float32(63)
+def _share(scales: Floats, limit: int) -> tuple[Floats, Bytes]:
+    """Split (n, parts) into one scale a block and whole numbers up to a limit."""
+    most = np.float32(limit)
     greatest = np.maximum(scales.max(axis=1), np.float32(0))
     inverse = np.where(greatest > 0, most / greatest, np.float32(0))
     whole = nearest(inverse[:, None] * scales).astype(np.uint8)
-    return greatest / most, np.minimum(whole, np.uint8(63))
+    return greatest / most, np.minimum(whole, np.uint8(limit))
 
 
 def _rounded(values: Floats, step: Floats, between: tuple[int, int]) -> Floats:
     """Return the nearest multiples of each part's step, in steps."""
     return nearest(values / step).clip(*between).astype(np.float32)
+
+
+def _pack_two_bits(codes: Bytes) -> Bytes:
+    """Pack (n, 256) codes of two bits as Q2_K and Q3_K have them: (n, 64)."""
+    runs = codes.reshape(-1, 2, 4, 32)
+    packed: Bytes = np.bitwise_or.reduce(runs << _EACH_BIT[:4] * 2, axis=2)
+    return packed.reshape(-1, 64)
+
+
+def _pack_signed_scales(scales: Bytes) -> Bytes:
+    """Pack (n, 16) of six bits as Q3_K has them: low halves (n, 8), then tops (n, 4)."""
+    low = scales[:, :8] & np.uint8(15) | (scales[:, 8:] & np.uint8(15)) << np.uint8(4)
+    tops = scales.reshape(-1, 4, 4) >> np.uint8(4) << _EACH_BIT[:4] * 2
+    return np.concatenate([low, np.bitwise_or.reduce(tops, axis=1)], axis=1)
 
 
 def _pack_six_bits(codes: Bytes) -> tuple[Bytes, Bytes]:

@@ -20,6 +20,8 @@ _QUANTIZERS: Final[dict[DType, Callable[[Floats], Bytes]]] = {
     DType.Q5_0: legacy.quantize_q5_0,
     DType.Q5_1: legacy.quantize_q5_1,
     DType.Q8_0: legacy.quantize_q8_0,
+    DType.Q2_K: k_quants.quantize_q2_k,
+    DType.Q3_K: k_quants.quantize_q3_k,
     DType.Q4_K: k_quants.quantize_q4_k,
     DType.Q5_K: k_quants.quantize_q5_k,
     DType.Q6_K: k_quants.quantize_q6_k,

@@ -23,6 +23,7 @@ Whole = npt.NDArray[np.int32]
 LEAST_MAGNITUDE = np.float32(1e-15)
 """Parts whose values are all smaller count as zero."""
 _SHIFT = np.float32(12_582_912)  # 1.5 × 2²³: what is added to it loses its fraction
+_REFINEMENTS = 5
 _TRIALS = tuple(n for n in range(-9, 10) if n)
 
 
@@ -47,6 +48,8 @@ class Candidates:
     first: float
     step: float
     steps: int
+    is_linear: bool = False
+    """Whether an error counts as it is, instead of its square."""
 
     def numerators(self) -> list[np.float32]:
         """Return the numbers that the width of a part divides."""
@@ -73,7 +76,7 @@ def fit_ranges(values: Floats, weights: Floats, candidates: Candidates) -> Fit:
     least = np.minimum(values.min(axis=0), np.float32(0))
     width = values.max(axis=0) - least
     is_flat = width == 0
-    search = _RangeSearch(values, weights, candidates.most, least, width)
+    search = _RangeSearch(values, weights, candidates, least, width)
     for numerator in candidates.numerators():
         search.attempt(numerator)
     return Fit(
@@ -87,15 +90,21 @@ class _RangeSearch:
     """The best fit so far, part by part."""
 
     def __init__(
-        self, values: Floats, weights: Floats, most: int, least: Floats, width: Floats
+        self,
+        values: Floats,
+        weights: Floats,
+        candidates: Candidates,
+        least: Floats,
+        width: Floats,
     ) -> None:
         """Begin with plain rounding over the range from `least` on."""
-        self._values, self._weights, self._most = values, weights, most
+        self._values, self._weights, self._most = values, weights, candidates.most
+        self._is_linear = candidates.is_linear
         self._greatest = values.max(axis=0)
         self._sum_w = _sum(weights)
         self._sum_x = _sum(weights * values)
         self.least = least
-        inverse = np.float32(most) / width
+        inverse = np.float32(candidates.most) / width
         self.scale = np.float32(1) / inverse
         self.codes = self._codes(inverse)
         self._error = self._errors(self.codes, self.scale, least)
@@ -134,7 +143,10 @@ class _RangeSearch:
         apart = codes * scale
         apart += least
         apart -= self._values
-        apart *= apart
+        if self._is_linear:
+            np.abs(apart, out=apart)
+        else:
+            apart *= apart
         apart *= self._weights
         return _sum(apart)
 
@@ -166,8 +178,41 @@ def fit_scales(values: Floats, most: int) -> Fit:
     return Fit(np.where(is_zero, none, scale), shifted, np.zeros_like(scale))
 
 
+def fit_refined(values: Floats, most: int) -> Fit:
+    """Find scales with which (code − most) × scale is near each value; codes are 0…2 × most − 1.
+
+    There is one candidate. Its codes are then changed one after the other where that fits better,
+    five times over. A value weighs as much as its square.
+    """
+    at = np.abs(values).argmax(axis=0)[None]
+    widest = np.take_along_axis(values, at, axis=0)[0]
+    weights = values * values
+    codes = _signed_codes(values, np.float32(-most) / widest, most)
+    sum_xl, sum_l2 = _moments(values, weights, codes)
+    for _ in range(_REFINEMENTS):
+        for x, w, code in zip(values, weights, codes, strict=True):
+            # What a code that fits the others better would do to the sums, part by part.
+            rest_xl = sum_xl - w * x * code
+            rest_l2 = sum_l2 - w * code * code
+            new = _clipped(x * rest_l2 / rest_xl, most)
+            new_xl, new_l2 = rest_xl + w * x * new, rest_l2 + w * new * new
+            is_better = (rest_xl > 0) & (new != code) & (new_l2 > 0)
+            is_better &= new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2
+            for old, found in ((code, new), (sum_xl, new_xl), (sum_l2, new_l2)):
+                np.copyto(old, found, where=is_better)
+    none = np.float32(0)
+    is_zero = np.abs(widest) < LEAST_MAGNITUDE
+    scale = np.where(is_zero | ~(sum_l2 > 0), none, sum_xl / sum_l2)
+    shifted = np.where(is_zero, none, codes + np.float32(most))
+    return Fit(scale, shifted, np.zeros_like(scale))
+
+
 def _signed_codes(values: Floats, inverse: Floats, most: int) -> Floats:
-    whole = nearest(values * inverse)
+    return _clipped(values * inverse, most)
+
+
+def _clipped(values: Floats, most: int) -> Floats:
+    whole = nearest(values)
     return whole.clip(-most, most - 1, out=whole).astype(np.float32)
 
 

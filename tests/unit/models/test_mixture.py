@@ -134,6 +134,30 @@ def test_experts_count_layers_by_name():
     assert types["blk.7.ffn_down.weight"] is Q6_K
 
 
+def test_three_bits_spend_more_on_what_matters():
+    """Q3_K_M gives four bits to ffn_down and outputs, five to the first; Q3_K_L five to all."""
+    types = tensor_types(*model(32), mixture("Q3_K_M"))
+    assert layers_with(types, "attn_v", Q5_K) == [0, 1]
+    assert layers_with(types, "ffn_down", Q5_K) == [0, 1]
+    for name, count in (("attn_v", 30), ("ffn_down", 30), ("attn_output", 32)):
+        assert len(layers_with(types, name, Q4_K)) == count
+    types = tensor_types(*model(32), mixture("Q3_K_L"))
+    for name in ("attn_v", "ffn_down", "attn_output"):
+        assert len(layers_with(types, name, Q5_K)) == 32
+    types = tensor_types(*model(32), mixture("Q3_K_S"))
+    assert Counter(types.values()) == {DType.Q3_K: 225, Q6_K: 1, F32: 33}
+
+
+@pytest.mark.parametrize(("sharing", "values"), [(1, DType.Q3_K), (2, DType.Q3_K), (4, Q4_K)])
+def test_two_bits_depend_on_how_values_are_shared(sharing: int, values: DType):
+    """Q2_K gives three bits to ffn_down and outputs, and values four if many heads share them."""
+    types = tensor_types(*model(20, sharing=sharing), mixture("Q2_K"))
+    assert len(layers_with(types, "attn_v", values)) == 20
+    for name in ("attn_output", "ffn_down"):
+        assert len(layers_with(types, name, DType.Q3_K)) == 20
+    assert types["token_embd.weight"] is DType.Q2_K
+
+
 def test_falcon_has_its_own_rules():
     """Falcon has eight bits in the output and fewer in ffn_down."""
     types = tensor_types(*model(32, family="falcon"), mixture("Q4_K_M"))

@@ -47,6 +47,8 @@ def test_plain_quantizers_match_the_reference(dtype: DType):
         (DType.Q6_K, 6e-4),
         (DType.Q5_K, 2e-3),
         (DType.Q4_K, 6e-3),
+        (DType.Q3_K, 3e-2),
+        (DType.Q2_K, 9e-2),
         (DType.Q5_1, 2e-3),
         (DType.Q5_0, 3e-3),
         (DType.Q4_1, 1e-2),
@@ -77,8 +79,8 @@ def test_any_values_of_f16s_range_survive(dtype: DType, some: list[float]):
 
 def test_quantizing_what_cannot_be_is_refused():
     """Types without a quantizer, broken rows and values that are not finite are errors."""
-    with pytest.raises(InvalidArgument, match="no quantizer for Q3_K"):
-        quantize(np.zeros((1, 256)), DType.Q3_K)
+    with pytest.raises(InvalidArgument, match="no quantizer for IQ4_NL"):
+        quantize(np.zeros((1, 256)), DType.IQ4_NL)
     with pytest.raises(InvalidArgument, match="whole blocks"):
         quantize(np.zeros((1, 31)), DType.Q8_0)
     with pytest.raises(InvalidArgument, match="finite"):
