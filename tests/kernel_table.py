@@ -72,6 +72,10 @@ LIMITS = {
     "matmul_tiles": Limit(128),
     "matmul_wgmma": Limit(168),
     "matmul_packed_wgmma": Limit(168, stack_bytes=8, spill_bytes=32),
+    "matmul_packed_pair": Limit(96, stack_bytes=8, spill_bytes=64),
+    "matmul_packed_wgmma<corral::Int4UnsignedOffset, 16, 2, 2": Limit(
+        96, stack_bytes=16, spill_bytes=84
+    ),
     "matmul_packed_wgmma<corral::Int6Signed16, 128, 4": Limit(96, stack_bytes=24, spill_bytes=80),
     "attention<": Limit(255),
     **{f"attention_mma<corral::{kind}, 64": _TWO_TILES for kind in _TILES},

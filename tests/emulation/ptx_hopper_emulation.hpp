@@ -25,6 +25,9 @@ inline uint64_t factor_at(const void* shared) {
   return reinterpret_cast<uintptr_t>(shared) >> 4;
 }
 
+inline uint64_t common_factor_at(const void* shared) { return factor_at(shared); }
+inline uint64_t factor_behind(uint64_t factor, uint32_t bytes) { return factor + (bytes >> 4); }
+
 inline void products_begin() {}
 inline void products_commit() {}
 template <int Pending>

@@ -6,7 +6,7 @@ the row's own position only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corral.devices.binding import float_word
 from corral.devices.cuda.instance import Instance
@@ -29,6 +29,8 @@ GROUP = 32
 """Columns of a group of codes."""
 PLANES = {DType.A8: 1, DType.A16: 2}
 """Planes of codes of each type of activations."""
+_TILED = 3
+"""What stands for these where the result becomes tiles; `kTiled` of the kernels."""
 MOST_HEAD_DIM = 256
 """Dimensions of the heads that `rope_append` takes."""
 _ROPE_APPEND_HEADS = 4
@@ -171,6 +173,13 @@ def coded_attention(at: Binding, node: Tensor, codes: Tensor) -> tuple[Launch, .
     attend = node.attributes
     assert isinstance(attend, Attend)
     return None if attend.head_dim % GROUP else _attention(at, node, codes)
+
+
+def tiled_attention(at: Binding, node: Tensor, tiles: int, tile_bytes: int) -> tuple[Launch, ...]:
+    """Return the launch of ATTENTION whose result is written as tiles of a left factor."""
+    written = {"out": tiles, "out_stride": tile_bytes, "planes": _TILED}
+    (launch,) = _attention(at, node, node)
+    return (replace(launch, fields={**launch.fields, **written}),)
 
 
 def _attention(at: Binding, node: Tensor, result: Tensor) -> tuple[Launch, ...]:

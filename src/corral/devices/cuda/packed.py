@@ -1,7 +1,9 @@
 """Batches of a few dozen rows on sm_90a: packed weights, read once, times rows of 16 bits.
 
-    NORM_QUANTIZE, QUANTIZE ──▶ prepare: left factor ──▶ product ◀── packed weights
+    NORM_QUANTIZE, ATTENTION with QUANTIZE ──▶ left factor ──▶ product ◀── packed weights
+    other codes ──▶ prepare ───────────────────────┘
     gate and up with GATED  ──▶ one product whose result is a left factor
+    q, k and a v of another layout ──▶ one launch
 
 Where something else reads the codes too, or weights have no such kernel, rows become codes and go
 the narrow way. So does attention: every row is of a sequence of its own.
@@ -12,9 +14,12 @@ from dataclasses import replace
 from itertools import groupby
 
 from corral.devices.cuda import packed_launch
+from corral.devices.cuda.attention_rules import tiled_attention
+from corral.devices.cuda.instance import Kernel
 from corral.devices.cuda.launch import Binding, Launch
 from corral.devices.cuda.matmul_launch import FIELDS, MAX_PARTS, Product, Result
 from corral.devices.cuda.prefill_launch import Chip
+from corral.devices.cuda.rules import norm_tiled
 from corral.devices.cuda.wide import QUANTIZING, LeftFactor, Narrow, Wide, bias_of
 from corral.memory.factors import Form
 from corral.quant.packed import LAYOUTS
@@ -43,13 +48,20 @@ class _Packed(Wide):
         node = step.nodes[-1]
         if step.is_product and step.x in self._left:
             yield from self._products(step)
-        elif step.is_coded_attention and self._feeds_products(node):
-            yield from self._narrow(self._at, Step(step.nodes[:1]))
-            yield self._prepared(node, node, Form.BF16)
+        elif step.is_coded_attention and self._feeds_products(node) and self._free:
+            tiles = self._new_left(node, Form.BF16, node.columns).address
+            yield from tiled_attention(self._at, step.nodes[0], tiles, self._tile_bytes(node))
         elif node.op in QUANTIZING and self._feeds_products(node) and self._free:
-            yield self._prepared(node, node, Form.BF16)
+            yield self._rounded(node)
         else:
             yield from self._narrow(self._at, step)
+
+    def _rounded(self, node: Tensor) -> Launch:
+        """Return the launch that writes the rows which were to be codes as a left factor."""
+        if node.op is not Op.NORM_QUANTIZE:
+            return self._prepared(node, node, Form.BF16)
+        tiles = self._new_left(node, Form.BF16, node.columns).address
+        return norm_tiled(self._at, node, tiles, self._tile_bytes(node))
 
     def _feeds_products(self, coded: Tensor) -> bool:
         """Whether all that reads these codes are products that there is a kernel for."""
@@ -66,13 +78,24 @@ class _Packed(Wide):
         if step.gate is not None and self._is_one_product(step):
             yield self._gated(step.nodes, left, step.gate)
         else:
-            for _dtype, run in groupby(step.nodes, key=lambda node: node.sources[1].dtype):
-                nodes = tuple(run)
-                for first in range(0, len(nodes), MAX_PARTS):
-                    yield self._several(nodes[first : first + MAX_PARTS], left)
+            yield from self._plain_products(step.nodes, left)
         self._read(step.x, len(step.nodes))
         if step.gate is not None and step.gate not in self._left:
             yield from self._narrow(self._at, Step((step.gate,)))
+
+    def _plain_products(self, nodes: tuple[Tensor, ...], left: LeftFactor) -> Iterator[Launch]:
+        """Yield the launches of products, each of one layout, or of one and a last of another."""
+        runs = [tuple(run) for _dtype, run in groupby(nodes, key=lambda n: n.sources[1].dtype)]
+        if len(runs) == 2 and len(nodes) <= MAX_PARTS and len(runs[1]) == 1:
+            same, last = map(self._plain, runs)
+            kernel = packed_launch.paired(same, last, self._chip.multiprocessors)
+            if kernel is not None:
+                yield self._several(nodes, left, kernel)
+                return
+        for run in runs:
+            for first in range(0, len(run), MAX_PARTS):
+                part = run[first : first + MAX_PARTS]
+                yield self._several(part, left, self._kernel(self._plain(part)))
 
     def _is_one_product(self, step: Step) -> bool:
         """Whether gate and up are of one type without biases, and their result a left factor."""
@@ -99,9 +122,12 @@ class _Packed(Wide):
             gating=gate.attributes.activation.name.lower(),
         )
         out = self._new_left(gate, Form.BF16, gate.columns)
-        return self._launched(product, nodes, left, {"out0": out.address})
+        return self._launched(self._kernel(product), nodes, left, {"out0": out.address})
 
-    def _several(self, nodes: tuple[Tensor, ...], left: LeftFactor) -> Launch:
+    def _kernel(self, product: Product) -> Kernel:
+        return packed_launch.packed(product, self._chip.multiprocessors)
+
+    def _several(self, nodes: tuple[Tensor, ...], left: LeftFactor, kernel: Kernel) -> Launch:
         values: dict[str, int] = {}
         for number, node in enumerate(nodes):
             residual, bias = node.sources[2] if node.op is Op.MATMUL_ADD else None, bias_of(node)
@@ -112,19 +138,18 @@ class _Packed(Wide):
                 f"residual_stride{number}": residual.row_bytes if residual is not None else 0,
                 f"bias{number}": self._at.address(bias),
             }
-        return self._launched(self._plain(nodes), nodes, left, values)
+        return self._launched(kernel, nodes, left, values)
 
     def _launched(
-        self, product: Product, nodes: Sequence[Tensor], left: LeftFactor, values: dict[str, int]
+        self, kernel: Kernel, nodes: Sequence[Tensor], left: LeftFactor, values: dict[str, int]
     ) -> Launch:
         values = {
             "count": self._at.count(nodes[0]),
             "x": left.address,
-            "capacity": product.batch,
+            "capacity": self._at.rows(nodes[0]),
             **values,
         }
         for number, node in enumerate(nodes):
             values[f"weights{number}"] = self._at.address(node.sources[1])
             values[f"rows{number}"] = node.sources[1].rows
-        kernel = packed_launch.packed(product, self._chip.multiprocessors)
         return Launch.of(kernel, {name: values.get(name, 0) for name in FIELDS})

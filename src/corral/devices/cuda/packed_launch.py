@@ -21,8 +21,10 @@ BATCHES = (16, 32, 64, 96, 128)
 _WARPGROUP_ROWS = 64
 _WARPGROUP_THREADS = 128
 _ALIGNMENT = 1024
-_SHARED_BYTES = 226 << 10
-"""Of a block: an H200 gives 227 KiB."""
+_SHARED_BYTES = {1: 226 << 10, 2: 112 << 10}
+"""Of a block, by how many there is room for: an H200 gives 227 KiB, or twice 113."""
+_COPYING = {1: _WARPGROUP_THREADS, 2: 32}
+"""Threads beside those that multiply; a whole warpgroup where registers are given away."""
 _LEAST_STAGES, _MOST_STAGES = 2, 12
 _BARRIER_BYTES = 16
 """Of a stage: one barrier for its bytes, one for its readers."""
@@ -37,9 +39,15 @@ class PackedTuning:
     depth: int
     """Warpgroups that take turns with the chunks of columns."""
     split: int
-    """Blocks of a cluster that do the same: 1 or 2."""
+    """Blocks of a cluster that share out the columns."""
     tiles: int
     """Tiles of 64 columns of a stage: 2 or 4."""
+    residents: int = 1
+    """Blocks that a multiprocessor has room for, those of the next kernel included: 1 or 2."""
+
+
+_PAIR_CUTS = (PackedTuning(2, 2, 2, 4), PackedTuning(1, 4, 1, 4), PackedTuning(1, 2, 1, 2))
+"""Of two products side by side, the best first."""
 
 
 def supports(product: Product) -> bool:
@@ -63,11 +71,12 @@ def packed(product: Product, multiprocessors: int, tuning: PackedTuning | None =
     """Return the kernel of a product with at most 128 rows of the batch.
 
     Raises:
-        ValueError: if no cut, or that of the tuning, leaves room for two stages.
+        ValueError: if no cut, or that of the tuning, leaves room for two stages and gives each
+            cluster a single unit.
     """
     batch = _batch(product.batch)
     cuts = (tuning,) if tuning else _cuts(product, batch, multiprocessors)
-    tuning, stages = _first_with_room(product, batch, cuts)
+    tuning, stages = _first_with_room(product, batch, cuts, multiprocessors)
     arguments = (
         f"corral::{WEIGHTS[product.layout]}",
         batch,
@@ -76,19 +85,67 @@ def packed(product: Product, multiprocessors: int, tuning: PackedTuning | None =
         tuning.split,
         tuning.tiles,
         stages,
+        tuning.residents,
         product.columns,
         f"corral::Result::{product.result.value}",
         f"corral::Gating::{product.gating}",
     )
     name = f"corral::matmul_packed_wgmma<{', '.join(map(str, arguments))}>"
-    units = _units(product, tuning.row_groups)
+    units, room = _units(product, tuning.row_groups), multiprocessors * tuning.residents
     return Kernel(
         Instance("matmul_packed_wgmma", name),
-        grid=(min(units, multiprocessors // tuning.split) * tuning.split, 1, 1),
-        threads=_WARPGROUP_THREADS * (tuning.row_groups * tuning.depth + 1),
-        shared_bytes=_fixed_bytes(product, batch, tuning)
-        + stages * (_stage_bytes(product, batch, tuning) + _BARRIER_BYTES),
+        grid=(min(units, room // tuning.split) * tuning.split, 1, 1),
+        threads=_threads(tuning),
+        shared_bytes=_shared_bytes(product, batch, tuning, stages),
     )
+
+
+@lru_cache(maxsize=1024)  # as above
+def paired(
+    same: Product, last: Product, multiprocessors: int, tuning: PackedTuning | None = None
+) -> Kernel | None:
+    """Return the kernel of plain products of one layout and a last one of another.
+
+    None where they are too large to be computed side by side.
+    """
+    batch = _batch(same.batch)
+    for cut in (tuning,) if tuning else _PAIR_CUTS:
+        units = sum(_units(product, cut.row_groups) for product in (same, last))
+        stages = [_stages(product, batch, cut) for product in (same, last)]
+        if min(stages) < _LEAST_STAGES or units * cut.split > multiprocessors * cut.residents:
+            continue
+        arguments = (
+            *(f"corral::{WEIGHTS[product.layout]}" for product in (same, last)),
+            len(same.rows),
+            batch,
+            cut.row_groups,
+            cut.depth,
+            cut.split,
+            cut.tiles,
+            *stages,
+            cut.residents,
+            same.columns,
+        )
+        name = f"corral::matmul_packed_pair<{', '.join(map(str, arguments))}>"
+        return Kernel(
+            Instance("matmul_packed_wgmma", name),
+            grid=(units * cut.split, 1, 1),
+            threads=_threads(cut),
+            shared_bytes=max(
+                _shared_bytes(product, batch, cut, count)
+                for product, count in zip((same, last), stages, strict=True)
+            ),
+        )
+    return None
+
+
+def _threads(tuning: PackedTuning) -> int:
+    return _WARPGROUP_THREADS * tuning.row_groups * tuning.depth + _COPYING[tuning.residents]
+
+
+def _shared_bytes(product: Product, batch: int, tuning: PackedTuning, stages: int) -> int:
+    stage = _stage_bytes(product, batch, tuning) + _BARRIER_BYTES
+    return _fixed_bytes(product, batch, tuning) + stages * stage
 
 
 def _stages(product: Product, batch: int, tuning: PackedTuning) -> int:
@@ -97,7 +154,7 @@ def _stages(product: Product, batch: int, tuning: PackedTuning) -> int:
     A place in shared memory always belongs to the same warpgroup, which therefore cannot take the
     bytes of another's stage for its own.
     """
-    room = _SHARED_BYTES - _fixed_bytes(product, batch, tuning)
+    room = _SHARED_BYTES[tuning.residents] - _fixed_bytes(product, batch, tuning)
     most = min(room // (_stage_bytes(product, batch, tuning) + _BARRIER_BYTES), _MOST_STAGES)
     turns = 1 if tuning.depth == 1 else tuning.depth * (SPAN // TILE_COLUMNS // tuning.tiles)
     return most // turns * turns
@@ -113,13 +170,19 @@ def _units(product: Product, row_groups: int) -> int:
     return sum(-(-rows // (_WARPGROUP_ROWS * row_groups)) for rows in parts)
 
 
+def _is_one_wave(product: Product, cut: PackedTuning, multiprocessors: int) -> bool:
+    """Return whether every cluster has one unit only, as clusters must."""
+    blocks = _units(product, cut.row_groups) * cut.split
+    return cut.split == 1 or blocks <= multiprocessors * cut.residents
+
+
 def _first_with_room(
-    product: Product, batch: int, cuts: Iterable[PackedTuning]
+    product: Product, batch: int, cuts: Iterable[PackedTuning], multiprocessors: int
 ) -> tuple[PackedTuning, int]:
     """Return the first cut that has room for its stages, and how many these are."""
     for cut in cuts:
         stages = _stages(product, batch, cut)
-        if stages >= _LEAST_STAGES:
+        if stages >= _LEAST_STAGES and _is_one_wave(product, cut, multiprocessors):
             return cut, stages
     raise ValueError(f"no cut leaves room for two stages of {product}")
 

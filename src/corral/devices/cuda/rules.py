@@ -4,6 +4,8 @@ Rows stand in the grid's first dimension at the plan's capacity; kernels read th
 batch from staging and leave the other blocks early.
 """
 
+from dataclasses import replace
+
 from corral.devices.binding import float_word
 from corral.devices.cuda.attention_rules import PLANES, attention, kv_append, kv_shift
 from corral.devices.cuda.instance import Instance
@@ -96,6 +98,15 @@ def _norm_quantize(at: Binding, node: Tensor) -> tuple[Launch, ...]:
     arguments = (PLANES[node.dtype], threads, steps, at.is_aligned(x))
     instance = Instance.of("norm", "norm_quantize", *arguments)
     return (Launch(instance, (at.rows(node), 1, 1), (threads, 1, 1), fields),)
+
+
+def norm_tiled(at: Binding, node: Tensor, tiles: int, tile_bytes: int) -> Launch:
+    """Return the launch of NORM_QUANTIZE that writes tiles of a left factor instead of codes."""
+    (launch,) = _norm_quantize(at, node)
+    threads, steps = norm_shape(node.columns)
+    instance = Instance.of("norm", "norm_tiled", threads, steps, at.is_aligned(node.sources[0]))
+    written = {"out": tiles, "out_stride": tile_bytes}
+    return replace(launch, instance=instance, fields={**launch.fields, **written})
 
 
 def _unary(

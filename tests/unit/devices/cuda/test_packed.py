@@ -1,5 +1,6 @@
 """Which products go the way of packed weights, and whether there is a cut for each of them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from corral.devices.cuda.packed_launch import (
     LEAST_ROWS,
     PackedTuning,
     packed,
+    paired,
     supports,
     tile_bytes,
 )
@@ -43,7 +45,7 @@ def test_there_is_a_cut_for_every_layout(layout, batch, shape):
     rows, columns, result, gating = SHAPES[shape]
     kernel = packed(Product(layout, rows, columns, batch, 0, result, gating), 132)
     assert kernel.shared_bytes <= MOST_SHARED
-    assert kernel.threads in (384, 640)
+    assert kernel.threads in (288, 384, 640)
     assert 1 <= kernel.grid[0] <= 132
 
 
@@ -52,6 +54,25 @@ def test_a_cut_without_room_is_refused():
     product = Product("int8_half", (4096,), 4096, 128, 0)
     with pytest.raises(ValueError, match="no cut leaves room for two stages"):
         packed(product, 132, PackedTuning(1, 4, 2, 4))
+
+
+def test_a_cluster_has_one_unit():
+    """A cut of too many clusters is refused: blocks of a cluster meet once."""
+    product = Product("int4_unsigned_offset", (4096,), 4096, 16, 0)
+    assert packed(product, 132, PackedTuning(2, 2, 4, 4)).grid == (128, 1, 1)
+    for tuning in (PackedTuning(1, 4, 4, 4), PackedTuning(2, 2, 8, 2)):
+        with pytest.raises(ValueError, match="no cut"):
+            packed(product, 132, tuning)
+
+
+def test_two_layouts_are_paired_where_they_fit():
+    """All units at once, or each product by itself."""
+    heads = Product("int4_unsigned_offset", (4096, 1024), 4096, 16, 0)
+    values = replace(heads, layout="int6_signed16", rows=(1024,))
+    kernel = paired(heads, values, 132)
+    assert kernel.grid[0] <= 132
+    assert kernel.shared_bytes <= MOST_SHARED
+    assert paired(replace(heads, rows=(32_768, 1024)), values, 132) is None
 
 
 def test_what_it_takes():

@@ -149,50 +149,59 @@ struct Scales {
   }
 };
 
-// The weights of a group as the left operands of two steps of 16 columns.
+// A group as it lies in shared memory: read while the one before is multiplied.
 template <class W>
-inline void weights_of(const uint8_t* group, Lane lane, Column at, Masks with,
-                       const Scales<W>& scales, int h, int tile, uint32_t (&a)[2][4]) {
-  const int from = (threadIdx.x & 28) | tile;
+struct Group {
   RowCodes rows[2];
-  codes_of_rows<W>(group, lane, at, rows);
-  Pair offset[2] = {};
-  if constexpr (W::has_offset) {
-    const uint32_t two = __shfl_sync(~0u, scales.offset[h][0], from);
-    offset[0] = low_twice(two), offset[1] = high_twice(two);
-  }
-  Pair scale[2];
+  uint32_t scale[W::parts], offset;
+
+  void read(const uint8_t* group, Lane lane, Column at, const Scales<W>& scales, int h, int tile) {
+    const int from = (threadIdx.x & 28) | tile;
+    codes_of_rows<W>(group, lane, at, rows);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    if (half == 0 || W::parts == 2) {
-      const uint32_t two = __shfl_sync(~0u, scales.scale[h][W::parts == 2 ? half : 0], from);
-      scale[0] = low_twice(two), scale[1] = high_twice(two);
-      if constexpr (!W::has_offset) {
-        const Pair zero = __float2bfloat162_rn(-W::zero * 0x1p-133f);
-        offset[0] = __hmul2(scale[0], zero), offset[1] = __hmul2(scale[1], zero);
+    for (int part = 0; part < W::parts; part++) {
+      scale[part] = __shfl_sync(~0u, scales.scale[h][part], from);
+    }
+    if constexpr (W::has_offset) offset = __shfl_sync(~0u, scales.offset[h][0], from);
+  }
+
+  // Its weights as the left operands of two steps of 16 columns.
+  void weights(Masks with, uint32_t (&a)[2][4]) const {
+    Pair by[2], from[2] = {};
+    if constexpr (W::has_offset) from[0] = low_twice(offset), from[1] = high_twice(offset);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (half == 0 || W::parts == 2) {
+        by[0] = low_twice(scale[half % W::parts]), by[1] = high_twice(scale[half % W::parts]);
+        if constexpr (!W::has_offset) {
+          const Pair zero = __float2bfloat162_rn(-W::zero * 0x1p-133f);
+          from[0] = __hmul2(by[0], zero), from[1] = __hmul2(by[1], zero);
+        }
+      }
+      if (half == 1 && W::bits == 4) {
+        const Pair part = __float2bfloat162_rn(0.0625f);
+        by[0] = __hmul2(by[0], part), by[1] = __hmul2(by[1], part);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const uint32_t word = half ? rows[i].high : rows[i].low;
+        const Pair even = half ? codes_of<W, 1>(word, with) : codes_of<W, 0>(word, with);
+        const Pair odd = half ? codes_of<W, 1>(word >> 8, with) : codes_of<W, 0>(word >> 8, with);
+        a[half][i] = bits_of(__hfma2(even, by[i], from[i]));
+        a[half][2 + i] = bits_of(__hfma2(odd, by[i], from[i]));
       }
     }
-    if (half == 1 && W::bits == 4) {
-      const Pair part = __float2bfloat162_rn(0.0625f);
-      scale[0] = __hmul2(scale[0], part), scale[1] = __hmul2(scale[1], part);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const uint32_t word = half ? rows[i].high : rows[i].low;
-      const Pair even = half ? codes_of<W, 1>(word, with) : codes_of<W, 0>(word, with);
-      const Pair odd = half ? codes_of<W, 1>(word >> 8, with) : codes_of<W, 0>(word >> 8, with);
-      a[half][i] = bits_of(__hfma2(even, scale[i], offset[i]));
-      a[half][2 + i] = bits_of(__hfma2(odd, scale[i], offset[i]));
-    }
   }
-}
+};
 
-template <class W, int N, int RowGroups, int Depth, int Split, int Tiles, int Stages, int Columns,
-          Result Kind, Gating Activation>
+// Multiplies parts First … Last − 1 of a launch.
+template <class W, int N, int RowGroups, int Depth, int Split, int Tiles, int Stages, int Residents,
+          int Columns, Result Kind, Gating Activation, int First = 0, int Last = kMaxParts>
 struct Packed {
   static constexpr int operands = Kind == Result::plain ? 1 : 2;  // of a warpgroup, 64 rows each
   static constexpr int warps = 4 * RowGroups * Depth;
   static_assert(warps == 8 || warps == 16, "registers are shared out among two or four warpgroups");
+  static_assert(Residents == 1 || warps == 8, "two blocks have no registers for more");
   static constexpr int blocks = 4 * RowGroups * operands;  // row blocks of a unit
   static constexpr int chunk_tiles = W::columns / kTile;
   static constexpr int pieces = chunk_tiles / Tiles;  // stages of a chunk
@@ -211,26 +220,27 @@ struct Packed {
   static constexpr int barriers_at = spare_at + RowGroups * spare * spare_bytes;
   static_assert(Columns % kTile == 0, "whole tiles");
   static_assert(Tiles == chunk_tiles || 2 * Tiles == chunk_tiles, "stages are chunks, or half");
-  using Places = Units<blocks, Kind>;
+  using Places = Units<blocks, Kind, First, Last>;
   using Sums = float[operands][sums];
 
   const MatmulFields& f;
   uint8_t* shared;
   uint64_t *full, *empty;
   int units, rank, own;  // own: chunks of the block, of those that its cluster shares out
+  int first_unit, units_apart;
 
-  explicit Packed(const MatmulFields& fields) : f(fields) {
+  // Block `block` of so many that multiply these parts.
+  Packed(const MatmulFields& fields, int block, int count) : f(fields) {
     shared = dynamic_shared();
     shared += (1024 - shared_address(shared) % 1024) % 1024;
     full = reinterpret_cast<uint64_t*>(shared + barriers_at);
     empty = full + Stages;
     units = Places::count(f);
-    rank = Split > 1 ? static_cast<int>(blockIdx.x) % Split : 0;
+    rank = Split > 1 ? block % Split : 0;
+    first_unit = block / Split, units_apart = count / Split;
     own = (chunks - rank + Split - 1) / Split;
   }
 
-  int first_unit() const { return static_cast<int>(blockIdx.x) / Split; }
-  int units_apart() const { return static_cast<int>(gridDim.x) / Split; }
   static int tiles_in(int chunk, int piece) {
     const int left = tiles - chunk * chunk_tiles - piece * Tiles;
     return left < 0 ? 0 : left < Tiles ? left : Tiles;
@@ -266,7 +276,7 @@ struct Packed {
   // Calls `work(unit, chunk, piece)` for every stage that the block goes through, empty ones too.
   template <class Work>
   void for_stages(Work work) {
-    for (int unit = first_unit(); unit < units; unit += units_apart()) {
+    for (int unit = first_unit; unit < units; unit += units_apart) {
       for (int i = 0; i < own; i++) {
 #pragma unroll
         for (int piece = 0; piece < pieces; piece++) work(unit, i * Split + rank, piece);
@@ -312,24 +322,31 @@ struct Packed {
       weights[o] = piece + W::super_bytes;
       scales[o].of_tile(weights[o], max(min(lane.c, count - 1), 0), lane);
     }
-#pragma unroll 1
-    for (int tile = 0; tile < count; tile++) {
-      const uint64_t rows = factor_at(stage + tile * rows_bytes);
+    Group<W> group[operands];
+    if (count > 0) {
+#pragma unroll
+      for (int o = 0; o < operands; o++) group[o].read(weights[o], lane, at, scales[o], 0, 0);
+    }
+    const uint64_t rows = common_factor_at(stage);
+#pragma unroll
+    for (int tile = 0; tile < Tiles; tile++) {
+      if (tile >= count) break;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         uint32_t a[operands][2][4];
 #pragma unroll
         for (int o = 0; o < operands; o++) {
-          weights_of<W>(weights[o] + (2 * tile + h) * W::group_bytes, lane, at, with, scales[o], h,
-                        tile, a[o]);
+          const Group<W> now = group[o];
+          const int next = min(2 * tile + h + 1, 2 * Tiles - 1);  // beyond the last, nobody looks
+          group[o].read(weights[o] + next * W::group_bytes, lane, at, scales[o], next % 2, next / 2);
+          now.weights(with, a[o]);
         }
         products_begin();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+          const uint64_t b = factor_behind(rows, tile * rows_bytes + 64 * h + 32 * half);
 #pragma unroll
-          for (int o = 0; o < operands; o++) {
-            multiply_add_columns(totals[o], a[o][half], rows + 4 * h + 2 * half);
-          }
+          for (int o = 0; o < operands; o++) multiply_add_columns(totals[o], a[o][half], b);
         }
         products_commit();
         products_wait<1>();
@@ -358,7 +375,7 @@ struct Packed {
     int slot = 0, parity = 0, number = 0;  // of chunks; a slot is always of the same warpgroup
     const int count = static_cast<int>(*f.count);
     if constexpr (Split > 1) cluster_wait();
-    for (int unit = first_unit(); unit < units; unit += units_apart()) {
+    for (int unit = first_unit; unit < units; unit += units_apart) {
       Sums totals = {};
       Scales<W> scales[operands];
       uint64_t* before = nullptr;
@@ -417,7 +434,7 @@ struct Packed {
 #pragma unroll 1
         for (int d = 1; d < Depth; d++) add(spare_of(row_group, d - 1), totals);
       }
-      if (units > units_apart()) named_barrier_sync(1 + row_group, Depth * kWarpgroup);
+      if (units > units_apart) named_barrier_sync(1 + row_group, Depth * kWarpgroup);
     }
     if constexpr (Split > 1) {
       if (rank > 0 && depth == 0) {
@@ -529,7 +546,7 @@ struct Packed {
     __syncthreads();
     if constexpr (Split > 1) cluster_arrive();
     if (threadIdx.x >= 32 * warps) {
-      shrink_registers<warps == 16 ? 32 : 40>();
+      if constexpr (Residents == 1) shrink_registers<warps == 16 ? 32 : 40>();
       if (threadIdx.x < 32 * warps + 32) {
         copy_all();
       } else {
@@ -541,7 +558,7 @@ struct Packed {
         cluster_wait();
       }
     } else {
-      grow_registers<warps == 16 ? 112 : 232>();
+      if constexpr (Residents == 1) grow_registers<warps == 16 ? 112 : 232>();
       wait_for_previous();
       multiply_all();
     }
@@ -551,15 +568,41 @@ struct Packed {
 #endif
 
 // The blocks of a cluster share out the columns of one unit, so a cluster has no more than one.
-template <class W, int N, int RowGroups, int Depth, int Split, int Tiles, int Stages, int Columns,
-          Result Kind, Gating Activation>
+template <class W, int N, int RowGroups, int Depth, int Split, int Tiles, int Stages, int Residents,
+          int Columns, Result Kind, Gating Activation>
 __global__ void CORRAL_CLUSTER(Split)
-    __launch_bounds__(kWarpgroup * (RowGroups * Depth + 1), 1)
+    __launch_bounds__(kWarpgroup * RowGroups * Depth + (Residents == 1 ? kWarpgroup : 32), Residents)
         matmul_packed_wgmma(const __grid_constant__ MatmulFields f) {
 #if CORRAL_HAS_WGMMA
   launch_dependents();
-  Packed<W, N, RowGroups, Depth, Split, Tiles, Stages, Columns, Kind, Activation> packed(f);
+  Packed<W, N, RowGroups, Depth, Split, Tiles, Stages, Residents, Columns, Kind, Activation> packed(
+      f, blockIdx.x, gridDim.x);
   packed.run();
+#endif
+}
+
+// Parts of one layout and a last one of another, side by side; every cluster has one unit.
+template <class W, class V, int Others, int N, int RowGroups, int Depth, int Split, int Tiles,
+          int Stages, int LastStages, int Residents, int Columns>
+__global__ void CORRAL_CLUSTER(Split)
+    __launch_bounds__(kWarpgroup * RowGroups * Depth + (Residents == 1 ? kWarpgroup : 32), Residents)
+        matmul_packed_pair(const __grid_constant__ MatmulFields f) {
+#if CORRAL_HAS_WGMMA
+  launch_dependents();
+  constexpr auto kPlain = Result::plain;
+  constexpr auto kNone = Gating::none;
+  using Same = Packed<W, N, RowGroups, Depth, Split, Tiles, Stages, Residents, Columns, kPlain, kNone,
+                      0, Others>;
+  using Other = Packed<V, N, RowGroups, Depth, Split, Tiles, LastStages, Residents, Columns, kPlain,
+                       kNone, Others, Others + 1>;
+  const int blocks = Same::Places::count(f) * Split;
+  if (static_cast<int>(blockIdx.x) < blocks) {
+    Same packed(f, blockIdx.x, blocks);
+    packed.run();
+  } else {
+    Other packed(f, blockIdx.x - blocks, gridDim.x - blocks);
+    packed.run();
+  }
 #endif
 }
 

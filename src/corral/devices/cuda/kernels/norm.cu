@@ -1,5 +1,6 @@
 // Root mean square norms, alone or followed by rounding to integer codes.
 #include "include/codes.cuh"
+#include "include/tiled_rows.cuh"
 
 namespace corral {
 
@@ -83,6 +84,25 @@ __global__ void __launch_bounds__(Threads) norm_quantize(__grid_constant__ const
 #pragma unroll
   for (int s = 0; s < Steps; s++) {
     store_codes<Planes>(out, f.columns, row.column(s), row.values[s], row.column(s) < f.columns);
+  }
+}
+
+// The same, written as tiles of a left factor, of `out_stride` bytes.
+template <int Threads, int Steps, bool IsAligned>
+__global__ void __launch_bounds__(Threads) norm_tiled(__grid_constant__ const NormFields f) {
+  launch_dependents();
+  const int64_t count = *f.count;
+  NormedRow<Threads, Steps, IsAligned> row;
+  row.load_weights(f.weight, f.columns);
+  wait_for_previous();
+  if (blockIdx.x >= count) return;
+  row.compute(row_at(f.x, f.x_stride, blockIdx.x), f.columns, f.epsilon.value);
+  unsigned char* out = reinterpret_cast<unsigned char*>(f.out);
+#pragma unroll
+  for (int s = 0; s < Steps; s++) {
+    if (row.column(s) < f.columns) {
+      store_tiled(out, f.out_stride, blockIdx.x, row.column(s), row.values[s]);
+    }
   }
 }
 

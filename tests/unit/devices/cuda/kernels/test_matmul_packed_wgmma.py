@@ -1,12 +1,12 @@
 """Packed weights on warpgroups multiply as they should: every layout, cut and kind of result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from corral.devices.cuda.matmul_launch import WEIGHTS, Product, Result
-from corral.devices.cuda.packed_launch import PackedTuning, packed, tile_bytes
+from corral.devices.cuda.packed_launch import PackedTuning, packed, paired, tile_bytes
 from corral.memory.factors import TILE_COLUMNS
 from corral.quant.packed import BY_NAME
 from emulation import address, needs_emulator, prepare_missing
@@ -18,10 +18,17 @@ PROCESSORS = 3
 BF16 = 1e-5
 """The NMSE of weights that are rounded to 8 bits."""
 LAYOUTS = [layout for layout in WEIGHTS if not BY_NAME[layout].is_float]
+OTHER = "int6_signed16"
 WIDE, DEEP = PackedTuning(4, 1, 1, 4), PackedTuning(1, 4, 1, 4)
 TUNINGS = {
     16: (DEEP, PackedTuning(2, 2, 1, 4)),
-    32: (WIDE, DEEP, PackedTuning(2, 2, 1, 2), PackedTuning(1, 2, 1, 4)),
+    32: (
+        WIDE,
+        DEEP,
+        PackedTuning(2, 2, 1, 2),
+        PackedTuning(1, 2, 1, 4),
+        PackedTuning(2, 1, 1, 2, 2),
+    ),
     64: (PackedTuning(4, 1, 1, 2), PackedTuning(1, 2, 1, 4), PackedTuning(2, 1, 1, 2)),
     96: (PackedTuning(1, 2, 1, 2),),
     128: (PackedTuning(4, 1, 1, 2), PackedTuning(1, 2, 1, 2)),
@@ -80,6 +87,17 @@ class TiledCase(Case):
         return ((found - wanted) ** 2).sum() / (wanted**2).sum()
 
 
+class PairedCase(TiledCase):
+    """The same; the last part has scales of half groups."""
+
+    def _part(self, generator, part, rows):
+        common = self.product
+        if part == len(common.rows) - 1:
+            self.product = replace(common, layout=OTHER)
+        super()._part(generator, part, rows)
+        self.product = common
+
+
 @dataclass(frozen=True)
 class Trial:
     """A product, how it is cut up, and the rows of a batch."""
@@ -134,13 +152,26 @@ ACTIVE = {
     )
     for tuning in tunings
 }
+PAIRED = {
+    tuning: (
+        product := Product("int4_unsigned_offset", (130, 70, 200), 2048, 16, 0),
+        paired(
+            replace(product, rows=product.rows[:-1]),
+            replace(product, rows=product.rows[-1:], layout=OTHER),
+            sum(-(-rows // (64 * tuning.row_groups)) for rows in product.rows),
+            tuning,
+        ),
+    )
+    for tuning in (DEEP, PackedTuning(2, 1, 1, 2, 2))
+}
 ALL = (*EVERY.values(), *CUTS.values(), *SIXES.values(), *ACTIVE.values())
 
 
 @pytest.fixture(scope="module", autouse=True)
 def instances():
     """Compile what the tests below share, at once."""
-    prepare_missing([trial.kernel.instance for trial in ALL])
+    pairs = [kernel.instance for _, kernel in PAIRED.values()]
+    prepare_missing([*pairs, *(trial.kernel.instance for trial in ALL)])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -165,6 +196,15 @@ def test_scales_of_half_groups(batch):
 def test_gated_results(batch, tuning, gating):
     """Gate and up meet in a lane; what comes out is the left factor of the next product."""
     assert ACTIVE[batch, tuning, gating].error() < 2 * BF16
+
+
+@pytest.mark.parametrize("tuning", PAIRED, ids=repr)
+def test_two_layouts_side_by_side(tuning):
+    """Two parts of one layout and a last one of another, each by blocks of its own."""
+    product, kernel = PAIRED[tuning]
+    case = PairedCase(product, 13, has_extras=True)
+    case.run(kernel)
+    assert case.error() < BF16
 
 
 def test_a_row_does_not_depend_on_its_neighbours():

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache.cuh"
+#include "tiled_rows.cuh"
 
 namespace corral {
 
@@ -20,7 +21,7 @@ struct AttentionFields {
   float* partials;
   int32_t* counters;  // of parts that are done, one a row and block of heads; zero before and after
   int64_t splits;
-  int64_t planes;  // of codes that the result is rounded to; 0: it stays F32
+  int64_t planes;  // of codes that the result is rounded to; 0: F32; kTiled: tiles of out_stride bytes
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -76,12 +77,20 @@ __device__ __forceinline__ float weight_of(float score, float most) {
   return most == -infinity() ? 0.0f : exp2f(score - most);
 }
 
+constexpr int kTiled = 3;
+
 // Writes four dimensions of a head's result from `d` on, as floats or as codes. All lanes of a warp
 // call it; eight side by side have a group of codes.
 template <int HeadDim>
 __device__ __forceinline__ void store_mixed(const AttentionFields& f, int64_t row, int64_t head,
                                             int d, float4 v, bool is_inside) {
   const int64_t column = head * HeadDim + d;
+  if (f.planes == kTiled) {
+    if (is_inside) {
+      store_tiled(reinterpret_cast<unsigned char*>(f.out), f.out_stride, row, column, v);
+    }
+    return;
+  }
   float* out = row_at(f.out, f.out_stride, row);
   if constexpr (HeadDim % kGroup == 0) {
     unsigned char* codes = reinterpret_cast<unsigned char*>(out);

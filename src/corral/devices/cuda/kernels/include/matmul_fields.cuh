@@ -31,8 +31,8 @@ struct MatmulFields {
 enum class Result { plain, gated, gated_codes };
 enum class Gating { none, silu, gelu };
 
-// Which row block of which part the j-th of a unit is.
-template <int RowBlocks, Result Kind>
+// Which row block of which part the j-th of a unit is; plain parts may be some of a launch.
+template <int RowBlocks, Result Kind, int First = 0, int Last = kMaxParts>
 struct Units {
   static int blocks(const MatmulPart& part) { return (static_cast<int>(part.rows) + kBlockRows - 1) / kBlockRows; }
   static int of(const MatmulPart& part) {
@@ -40,16 +40,16 @@ struct Units {
     return (blocks(part) + kOfPart - 1) / kOfPart;
   }
   static int count(const MatmulFields& f) {
-    int units = of(f.parts[0]);
+    int units = of(f.parts[First]);
     if constexpr (Kind == Result::plain) {
-      for (int p = 1; p < kMaxParts; p++) units += of(f.parts[p]);
+      for (int p = First + 1; p < Last; p++) units += of(f.parts[p]);
     }
     return units;
   }
   static void locate(const MatmulFields& f, int unit, int j, int& part, int& block) {
     if constexpr (Kind == Result::plain) {
-      part = 0;
-      while (part + 1 < kMaxParts && unit >= of(f.parts[part])) unit -= of(f.parts[part++]);
+      part = First;
+      while (part + 1 < Last && unit >= of(f.parts[part])) unit -= of(f.parts[part++]);
       block = unit * RowBlocks + j;
     } else {
       part = j / (RowBlocks / 2);

@@ -51,6 +51,17 @@ __device__ __forceinline__ uint64_t factor_at(const void* shared) {
          swizzle_128 << 62;
 }
 
+// The same by a whole warp, which the assembler is told: it needs to be known once.
+__device__ __forceinline__ uint64_t common_factor_at(const void* shared) {
+  return __shfl_sync(~0u, static_cast<uint32_t>(factor_at(shared)), 0);
+}
+
+// What lies so many bytes behind such a factor.
+__device__ __forceinline__ uint64_t factor_behind(uint64_t factor, uint32_t bytes) {
+  const uint32_t high = static_cast<uint32_t>(factor_at(nullptr) >> 32);
+  return static_cast<uint32_t>(factor) + (bytes >> 4) | static_cast<uint64_t>(high) << 32;
+}
+
 // Orders the registers of sums before the products that follow.
 __device__ __forceinline__ void products_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
