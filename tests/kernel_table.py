@@ -60,7 +60,7 @@ _TWO_TILES = replace(_ASSEMBLER, registers=136)
 LIMITS = {
     "": Limit(48),
     "choose_token": Limit(80),
-    "lora_": Limit(96),
+    "lora_": Limit(128),
     "transpose_halves": Limit(64),
     "kv_shift": Limit(64),
     "matmul<": Limit(160),

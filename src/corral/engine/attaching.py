@@ -108,6 +108,8 @@ def _attach_part(
     closing: ExitStack,
 ) -> AttachedPart:
     ledger, owner = account
+    columns = part.plan.traits.adapter_part_columns
+    attachment = replace(attachment, part_columns=columns)
     plan = plan_attached(graph, part.plan.traits, attachment)
     layout = place_tables(plan.graph, plan.traits)
     footprint = attached_footprint(plan, layout)

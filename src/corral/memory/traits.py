@@ -62,6 +62,8 @@ class DeviceTraits:
     """Staging through which weights pass while loading."""
     attaches: bool = False
     """Whether adapters can be attached to its products."""
+    adapter_part_columns: int = 0
+    """Columns of x whose products with an adapter's A it sums apart; 0 is all of them."""
     readers: int = 2
     """Threads that read and store weights at most; each owns a share of the loading buffer."""
 

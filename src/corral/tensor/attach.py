@@ -47,6 +47,8 @@ class Attachment:
 
     weights: Collection[str]
     room: AdapterRoom
+    part_columns: int = 0
+    """Columns of x that a device sums apart, so that LORA_DOWN gives (parts, ranks); 0 is all."""
 
 
 def table_name(weight: str) -> str:
@@ -67,6 +69,7 @@ class _Attaching:
 
     def __init__(self, graph: Graph, attachment: Attachment) -> None:
         self._graph, self._weights, self._room = graph, attachment.weights, attachment.room
+        self._part_columns = attachment.part_columns
         self._renewed: dict[Tensor, Tensor] = {}
         self._nodes: list[Tensor] = []
         self._spans = {
@@ -107,11 +110,12 @@ class _Attaching:
         shape = self._room.slots, ADAPTER_WORDS
         name = table_name(weight.name)
         table = Tensor(name, Op.ADAPTERS, DType.I64, shape, layer=weight.layer)
+        parts = -(-x.columns // self._part_columns) if self._part_columns else 1
         return replace(
             node,
             name=f"{node.name}.down",
             op=Op.LORA_DOWN,
-            shape=(x.shape[0], self._room.units * UNIT_RANKS),
+            shape=(x.shape[0], parts * self._room.units * UNIT_RANKS),
             sources=(x, self._spans[x.extent], table),
             attributes=None,
         )

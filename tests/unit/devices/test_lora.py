@@ -30,7 +30,8 @@ def graph_of(device, dtype, width, rows):
     both = g.select_rows("selected", g.add("sum", w, v))
     out = g.matmul("out", both, g.weight("o", dtype, (rows, rows)))
     graph = g.finish(g.add("last", out, both), w)
-    return fuse(graph, device.traits.fused, attachment=Attachment(NAMES, ROOM))
+    attachment = Attachment(NAMES, ROOM, device.traits.adapter_part_columns)
+    return fuse(graph, device.traits.fused, attachment=attachment)
 
 
 class Attached(Evaluation):

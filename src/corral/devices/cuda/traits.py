@@ -14,6 +14,8 @@ DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 NARROW_ROWS = DECODE_BUCKETS[-1]
 """Batches of more rows are multiplied sooner through factors than by packed weights."""
 _PREFILL_BUCKETS = (256, 512, 1024, 2048, 4096)
+ADAPTER_PART_COLUMNS = 512
+"""Columns of an adapter's A that a thread block reads: enough blocks to be fast with one row."""
 SEGMENTS = 264
 """Parts of attention that keep a card busy: two for each multiprocessor of an H100 or H200."""
 
@@ -42,4 +44,5 @@ def cuda_traits(context_bytes: int) -> DeviceTraits:
         context_bytes=context_bytes,
         has_own_memory=True,
         attaches=True,
+        adapter_part_columns=ADAPTER_PART_COLUMNS,
     )

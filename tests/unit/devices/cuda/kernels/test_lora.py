@@ -30,7 +30,7 @@ def instances():
     prepare_common("matmul", "elementwise", "embed", "pack")
 
 
-@pytest.mark.parametrize(("width", "rows"), [(64, 64), (96, 40)])
+@pytest.mark.parametrize(("width", "rows"), [(64, 64), (1056, 40)])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.Q8_0], ids=lambda dtype: dtype.name)
 def test_adapters_add_what_they_should(width, rows, dtype):
     """Several adapters of other ranks, scales and weights in one batch, and rows with none."""
