@@ -16,7 +16,13 @@ from corral.quant.blocks import Bytes, Floats
 from corral.quant.quantize import quantize
 from corral.quant.types import DType
 
-_HALVES: Final = {DType.Q4_K: slice(0, 4), DType.Q5_K: slice(0, 4), DType.Q6_K: slice(208, 210)}
+_HALVES: Final = {
+    DType.Q2_K: slice(80, 84),
+    DType.Q3_K: slice(108, 110),
+    DType.Q4_K: slice(0, 4),
+    DType.Q5_K: slice(0, 4),
+    DType.Q6_K: slice(208, 210),
+}
 """Where the F16 numbers of a block are, where values do not tell whether they are finite."""
 
 

@@ -2,8 +2,8 @@
 
 K-quants search for their scales as `quant/search.py` does. There a search treats many parts of
 blocks at once; here a part is a lane, so sums run in the order of the columns as they must. Sixteen
-parts are two blocks of Q4_K or Q5_K, or one of Q6_K. They are turned before, so that a column of
-all parts is a vector, and their codes are turned back.
+parts are two blocks of Q4_K or Q5_K, or one of Q2_K, Q3_K or Q6_K. They are turned before, so that
+a column of all parts is a vector, and their codes are turned back.
 
 Values must be finite, and no larger than `GREATEST` says. A scale of a K-quant that F16 cannot hold
 becomes infinite; whoever calls looks at the results.
@@ -13,7 +13,13 @@ from collections.abc import Callable
 
 from corral.devices.cpu.kernels.encode_parts import LANES, TILE_BYTES, Parts
 from corral.devices.cpu.kernels.encode_plain import PLAIN, encode_block, encode_floats
-from corral.devices.cpu.kernels.encode_ranges import Q4_RANGES, Q5_RANGES, encode_ranges
+from corral.devices.cpu.kernels.encode_ranges import (
+    Q2_RANGES,
+    Q4_RANGES,
+    Q5_RANGES,
+    encode_ranges,
+)
+from corral.devices.cpu.kernels.encode_refined import encode_refined
 from corral.devices.cpu.kernels.encode_scales import encode_scales
 from corral.devices.cpu.simd import Fields, Kernel, Value, minimum
 from corral.quant.types import DType
@@ -57,6 +63,8 @@ def encode_record(values: int, out: int, *, blocks: int) -> tuple[int, ...]:
 
 Store = Callable[[Parts, list[Value]], None]
 _SEARCHES: dict[DType, tuple[int, Store]] = {
+    DType.Q2_K: (1, lambda parts, out: encode_ranges(parts, out, Q2_RANGES)),
+    DType.Q3_K: (1, encode_refined),
     DType.Q4_K: (2, lambda parts, out: encode_ranges(parts, out, Q4_RANGES)),
     DType.Q5_K: (2, lambda parts, out: encode_ranges(parts, out, Q5_RANGES)),
     DType.Q6_K: (1, encode_scales),

@@ -132,3 +132,16 @@ def shares(vector: Value, count: int) -> list[Value]:
     """Return a vector cut in `count` equal parts."""
     lanes = vector.type.lanes // count
     return [part(vector, n * lanes, lanes) for n in range(count)]
+
+
+def runs_of_32(rows: list[Value]) -> list[Value]:
+    """Return the bytes of parts of 16 columns by 32 columns."""
+    return [concatenate(rows[n], rows[n + 1]) for n in range(0, len(rows), 2)]
+
+
+def store_two_bits(k: Kernel, at: Value, rows: list[Value]) -> None:
+    """Store codes of two bits: four runs of 32 columns a byte."""
+    runs = runs_of_32(rows)
+    for n in range(2):
+        low = [(run & 3) << (2 * m) for m, run in enumerate(runs[4 * n : 4 * n + 4])]
+        k.store(at + 32 * n, low[0] | low[1] | low[2] | low[3])

@@ -1,4 +1,4 @@
-"""Q4_K and Q5_K: scale and minimum for each 32 columns, found as `fit_ranges` of `quant` does."""
+"""Q2_K, Q4_K and Q5_K: scale and minimum for each part, found as `fit_ranges` of `quant` does."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from corral.devices.cpu.kernels.encode_parts import (
     nearest,
     shares,
     spread,
+    store_two_bits,
 )
 from corral.devices.cpu.simd import (
     Kernel,
@@ -36,24 +37,29 @@ class Ranges:
     first: float
     step: float
     steps: int
+    limit: int = 63
+    """The greatest of the whole numbers that stand for scales and minima."""
+    is_linear: bool = False
+    """Whether an error counts as it is, and a value weighs as much as its magnitude."""
 
 
+Q2_RANGES = Ranges(3, -0.5, 0.1, 15, limit=15, is_linear=True)
 Q4_RANGES = Ranges(15, -1.0, 0.1, 20)
 Q5_RANGES = Ranges(31, -0.5, 0.1, 15)
 
 
 def encode_ranges(parts: Parts, out: list[Value], ranges: Ranges) -> None:
-    """Search, and store two blocks."""
+    """Search, and store the blocks."""
     k = parts.kernel
-    least, greatest, sum_w, sum_x = _weigh(parts)
-    search = _Search(parts, ranges.most, least, greatest, (sum_w, sum_x))
+    least, greatest, sum_w, sum_x = _weigh(parts, ranges)
+    search = _Search(parts, ranges, least, greatest, (sum_w, sum_x))
     with k.range(0, ranges.steps + 1) as number:
         numerator = k.constant(f32, ranges.first) + convert(number, f32) * ranges.step
         search.attempt(numerator + float(ranges.most))
     is_flat = greatest.equals(least)
     scale = select(is_flat, 0.0, search.scale.value)
     minimum_ = -select(is_flat, least, search.least.value)
-    halves, step, base, packed = _shared(scale, minimum_)
+    halves, step, base, packed = _shared(scale, minimum_, len(out), ranges.limit)
     inverse, start = search.inverse.value, search.start.value
 
     def code(values: Value) -> Value:
@@ -65,11 +71,14 @@ def encode_ranges(parts: Parts, out: list[Value], ranges: Ranges) -> None:
 
     parts.store_codes(code)
     rows = parts.coded_rows()
+    if ranges.most == 3:
+        _store_two_bits(k, out[0], halves[0], packed[0], rows)
+        return
     for n, address in enumerate(out):
         _store(k, address, halves[n], packed[n], rows[8 * n : 8 * n + 8], ranges.most)
 
 
-def _weigh(parts: Parts) -> tuple[Value, Value, Value, Value]:
+def _weigh(parts: Parts, ranges: Ranges) -> tuple[Value, Value, Value, Value]:
     """Store the weights; return least and greatest values, Σ w and Σ w·x."""
     k = parts.kernel
     squares = k.variable(FLOATS)
@@ -83,7 +92,7 @@ def _weigh(parts: Parts) -> tuple[Value, Value, Value, Value]:
     sum_w, sum_x = k.variable(FLOATS), k.variable(FLOATS)
     with parts.each_column() as at:
         x = parts.value(at)
-        w = mean + absolute(x)
+        w = absolute(x) if ranges.is_linear else mean + absolute(x)
         k.store(parts.weights + at, w)
         sum_w.value = sum_w.value + w
         sum_x.value = sum_x.value + w * x
@@ -94,11 +103,16 @@ class _Search:
     """The best fit so far, and what its codes were made with: they are made again at the end."""
 
     def __init__(
-        self, parts: Parts, most: int, least: Value, greatest: Value, sums: tuple[Value, Value]
+        self,
+        parts: Parts,
+        ranges: Ranges,
+        least: Value,
+        greatest: Value,
+        sums: tuple[Value, Value],
     ) -> None:
         k = parts.kernel
-        self._parts, self._most, self._greatest, self._sums = parts, most, greatest, sums
-        inverse = float(most) / (greatest - least)
+        self._parts, self._ranges, self._greatest, self._sums = parts, ranges, greatest, sums
+        inverse = float(ranges.most) / (greatest - least)
         self.inverse, self.start = k.variable(FLOATS, inverse), k.variable(FLOATS, least)
         self.scale, self.least = k.variable(FLOATS, 1.0 / inverse), k.variable(FLOATS, least)
         self._error = k.variable(FLOATS)
@@ -147,32 +161,33 @@ class _Search:
         return scale, select(is_above, 0.0, least), divisor > 0.0
 
     def _codes(self, x: Value, inverse: Value, start: Value) -> Value:
-        return convert(clipped(nearest((x - start) * inverse), 0, self._most), f32)
+        return convert(clipped(nearest((x - start) * inverse), 0, self._ranges.most), f32)
 
     def _add_error(
         self, total: Variable, at: Value, x: Value, codes: Value, fit: tuple[Value, Value]
     ) -> None:
         scale, least = fit
         apart = codes * scale + least - x
-        total.value = total.value + self._parts.weight(at) * (apart * apart)
+        counted = absolute(apart) if self._ranges.is_linear else apart * apart
+        total.value = total.value + self._parts.weight(at) * counted
 
 
 def _shared(
-    scale: Value, minimum_: Value
+    scale: Value, minimum_: Value, blocks: int, limit: int
 ) -> tuple[list[tuple[Value, Value]], Value, Value, list[tuple[Value, Value]]]:
-    """Split the scales and minima of 16 parts into two F16 a block and 6 bits a part.
+    """Split the scales and minima of 16 parts into two F16 a block and whole numbers a part.
 
-    Returns the F16 of each block, the steps and bases of the parts, and their 6 bits.
+    Returns the F16 of each block, the steps and bases of the parts, and their numbers.
     """
     halves, wide, bits = [], [], []
     for values in (scale, minimum_):
-        greatest = [maximum(reduce_maximum(each), 0.0) for each in shares(values, 2)]
-        inverse = spread([select(g > 0.0, 63.0 / g, 0.0) for g in greatest])
-        whole = minimum(nearest(inverse * values) & 255, 63)
-        stored = [halved(g / 63.0) for g in greatest]
+        greatest = [maximum(reduce_maximum(each), 0.0) for each in shares(values, blocks)]
+        inverse = spread([select(g > 0.0, float(limit) / g, 0.0) for g in greatest])
+        whole = minimum(nearest(inverse * values) & 255, limit)
+        stored = [halved(g / float(limit)) for g in greatest]
         halves.append([half for half, _ in stored])
         wide.append(spread([left for _, left in stored]) * convert(whole, f32))
-        bits.append(shares(convert(whole, u8), 2))
+        bits.append(shares(convert(whole, u8), blocks))
     (scales, minima), (step, base), (scale_bits, minimum_bits) = halves, wide, bits
     pairs = list(zip(scales, minima, strict=True))
     return pairs, step, base, list(zip(scale_bits, minimum_bits, strict=True))
@@ -202,3 +217,18 @@ def _store(
         at = at + 32
     for n in range(4):
         k.store(at + 32 * n, (rows[2 * n] & 15) | (rows[2 * n + 1] << 4))
+
+
+def _store_two_bits(
+    k: Kernel,
+    out: Value,
+    halves: tuple[Value, Value],
+    packed: tuple[Value, Value],
+    rows: list[Value],
+) -> None:
+    """Store a block of Q2_K: scales and minima, codes, two F16."""
+    scales, minima = packed
+    k.store(out, scales | (minima << 4))
+    store_two_bits(k, out + 16, rows)
+    for n, half in enumerate(halves):
+        k.store(out + 80 + 2 * n, half)

@@ -7,13 +7,13 @@ from corral.devices.cpu.kernels.encode_parts import (
     clipped,
     halved,
     nearest,
+    runs_of_32,
     spread,
 )
 from corral.devices.cpu.simd import (
     Kernel,
     Value,
     absolute,
-    concatenate,
     convert,
     f32,
     i8,
@@ -23,18 +23,19 @@ from corral.devices.cpu.simd import (
 
 _MOST = 32
 _TRIALS = 9
-_LEAST_MAGNITUDE = 1e-15
+LEAST_MAGNITUDE = 1e-15
+"""Parts whose values are all smaller count as zero."""
 
 
 def encode_scales(parts: Parts, out: list[Value]) -> None:
     """Search, and store one block."""
     k = parts.kernel
-    widest = _weigh(parts)
-    is_zero = absolute(widest) < _LEAST_MAGNITUDE
+    widest = weigh(parts)
+    is_zero = absolute(widest) < LEAST_MAGNITUDE
     scale, inverse = _search(parts, widest)
     scale = select(is_zero, 0.0, scale)
-    block_scale = _first_widest(scale)
-    is_nothing = absolute(block_scale) < _LEAST_MAGNITUDE
+    block_scale = first_widest(scale)
+    is_nothing = absolute(block_scale) < LEAST_MAGNITUDE
     block_inverse = select(is_nothing, 0.0, -128.0 / block_scale)
     half, stored = halved(select(is_nothing, 0.0, 1.0 / block_inverse))
     whole = minimum(nearest(scale * spread([block_inverse])), 127)
@@ -56,7 +57,7 @@ def _signed(values: Value) -> Value:
     return clipped(nearest(values), -_MOST, _MOST - 1)
 
 
-def _weigh(parts: Parts) -> Value:
+def weigh(parts: Parts) -> Value:
     """Store the weights; return the first of the values of greatest magnitude."""
     k = parts.kernel
     widest, magnitude = k.variable(FLOATS), k.variable(FLOATS, -1.0)
@@ -98,7 +99,7 @@ def _moments(parts: Parts, inverse: Value) -> tuple[Value, Value]:
     return sum_xl.value, sum_l2.value
 
 
-def _first_widest(values: Value) -> Value:
+def first_widest(values: Value) -> Value:
     """Return the first of the lanes of greatest magnitude."""
     widest = values[0]
     for lane in range(1, LANES):
@@ -109,7 +110,7 @@ def _first_widest(values: Value) -> Value:
 
 def _store(k: Kernel, out: Value, half: Value, sub_scales: Value, rows: list[Value]) -> None:
     """Store a block: low halves, tops, scales of the parts, F16."""
-    runs = [concatenate(rows[n], rows[n + 1]) for n in range(0, LANES, 2)]  # of 32 columns
+    runs = runs_of_32(rows)
     for n in range(2):
         four = runs[4 * n : 4 * n + 4]
         for side in range(2):
