@@ -17,7 +17,7 @@ from corral.engine.flight import Emission
 from corral.engine.growth import GrowthWatch
 from corral.engine.metrics import EngineStatistics, MemoryGrowth
 from corral.engine.sequence import Sequence, SequenceState
-from corral.errors import Closed
+from corral.errors import Closed, InvalidArgument
 from corral.sampling.sampler import Sampler
 
 
@@ -106,6 +106,25 @@ class Answers:
             self._settle()
             self._engine.settle()
             yield
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Let nothing be computed meanwhile, and nothing that was computed before be known after.
+
+        Raises:
+            InvalidArgument: while answers are made.
+            Closed: after close().
+        """
+        with self.paused():
+            if self._engine.has_work:
+                raise InvalidArgument(
+                    "answers are being made with the model as it is: let them end, or cancel them"
+                )
+            try:
+                yield
+            finally:
+                if self._engine.prefixes is not None:
+                    self._engine.prefixes.forget_all()
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence now; one that has ended stays as it is."""

@@ -37,8 +37,9 @@ class Merge:
             InvalidAdapter: if a sum is no finite number.
         """
         rows = slice(first_row, first_row + len(values))
-        for a, b in self.deltas[name]:
-            values = values + b[rows] @ a
+        with np.errstate(over="ignore", invalid="ignore"):  # told below
+            for a, b in self.deltas[name]:
+                values = values + b[rows] @ a
         if not np.isfinite(values).all():
             raise InvalidAdapter(f"what is added to {name} exceeds F32: use a smaller scale")
         return values
@@ -84,7 +85,8 @@ def plan_merge(
         for adapter, own, scale in opened:
             for weight, pair in adapter.pairs.items():
                 a, b = read_pair(own, pair)
-                scaled = b * np.float32(scale * adapter.scale(pair))
+                with np.errstate(over="ignore"):  # `alter` refuses what comes of it
+                    scaled = b * np.float32(scale * adapter.scale(pair))
                 deltas.setdefault(weight, []).append((a, scaled))
     changes = tuple(
         Change(tensor, (dtype or tensor.dtype) if name in deltas else tensor.dtype, name in deltas)

@@ -55,7 +55,7 @@ class Model:
         self.device = opened.device
         self._opened = opened
         self._answers = Answers(opened.engine, name=opened.name, watch=watch)
-        self.adapters = ModelAdapters(opened.adapters, self._answers)
+        self.adapters = ModelAdapters(opened.adapters, opened.merged, self._answers)
         """Its LoRA adapters: `load`, `unload`, `set_scale`; iterate over them to list them."""
 
     @classmethod

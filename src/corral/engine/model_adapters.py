@@ -7,6 +7,7 @@ from pathlib import Path
 from corral.contract.checks import refuse
 from corral.engine.adapters import Adapters, LoadedAdapter
 from corral.engine.answers import Answers
+from corral.engine.merged import MergedAdapters
 from corral.errors import InvalidArgument
 
 Wanted = Mapping[str | int, float] | Iterable[str | int]
@@ -36,9 +37,10 @@ class AdapterInfo:
 class ModelAdapters:
     """LoRA adapters of a loaded model: they come and go while answers are made."""
 
-    def __init__(self, adapters: Adapters, answers: Answers) -> None:
+    def __init__(self, adapters: Adapters, merged: MergedAdapters, answers: Answers) -> None:
         """Speak for the adapters of a model whose engine answers drive; use `Model.adapters`."""
         self._adapters = adapters
+        self._merged = merged
         self._answers = answers
 
     def load(self, path: str | Path, *, name: str = "", scale: float = 1.0) -> AdapterInfo:
@@ -79,6 +81,32 @@ class ModelAdapters:
         """
         with self._answers.paused():
             self._adapters.set_scale(self._find(adapter).id, _number(scale))
+
+    def merge(self, path: str | Path, *, scale: float = 1.0) -> None:
+        """Merge an adapter into the model's weights, in their own types: then it costs nothing.
+
+        It counts for every answer until `unmerge`. What it changes is rounded to the weights' type,
+        so that of a model with few bits a fine change is partly lost.
+
+        Raises:
+            InvalidArgument: while answers are made, if one is merged already, or the scale is no
+                number.
+            ModelError: if it is no adapter, or not one of this model.
+        """
+        if not isinstance(path, str | Path):
+            refuse("path", path, "a str or a pathlib.Path")
+        with self._answers.idle():
+            self._merged.merge([(Path(path), _number(scale))])
+
+    def unmerge(self) -> None:
+        """Have the model's weights as its file has them, to the byte, by reading them anew.
+
+        Raises:
+            InvalidArgument: while answers are made.
+            InvalidModelFile: if the model's file changed or cannot be read.
+        """
+        with self._answers.idle():
+            self._merged.unmerge()
 
     def __iter__(self) -> Iterator[AdapterInfo]:
         """Go through the adapters that answers can have."""

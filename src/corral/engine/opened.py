@@ -18,6 +18,7 @@ from corral.engine.adapters import Adapters
 from corral.engine.engine import Engine
 from corral.engine.holding import held_by_driver
 from corral.engine.load import LoadedModel, load_split
+from corral.engine.merged import MergedAdapters
 from corral.engine.opening import Opening
 from corral.engine.reply_plan import grammar_compiler
 from corral.engine.runner import Runner
@@ -79,6 +80,7 @@ class OpenedModel:
     num_parameters: int
     ledger: Ledger
     adapters: Adapters
+    merged: MergedAdapters
     _closing: ExitStack
     isolates_template: bool = False
     """Whether the chat template runs in a process of its own."""
@@ -196,6 +198,7 @@ def open_by_name(
             identity = fingerprint(file) if identifies else ""
             engine, runner = _engine(loaded, sizes, tokenizer)
             adapters = Adapters(loaded, runner, ledger, path.name, file.tensors)
+            merged = MergedAdapters(loaded.parts, file.path, dict(file.tensors))
             stack.callback(adapters.close)
             engine.adapters = adapters
         return OpenedModel(
@@ -208,6 +211,7 @@ def open_by_name(
             num_parameters=num_parameters,
             ledger=ledger,
             adapters=adapters,
+            merged=merged,
             _closing=stack.pop_all(),
             isolates_template=isolates_template,
             fingerprint=identity,

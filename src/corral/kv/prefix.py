@@ -183,6 +183,11 @@ class PrefixPool(BlockPool):
             self._strike(block)
             self.num_forgotten += 1
 
+    def forget_all(self) -> None:
+        """Stop knowing anything; what nobody uses becomes free."""
+        for block in tuple(self._links):
+            self.forget(block)
+
     def _strike(self, block: int) -> None:
         """Drop the pool's own reference to a known block."""
         link = self._links.pop(block)
