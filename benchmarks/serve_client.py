@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -53,9 +53,29 @@ class Reader(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def request(port: int, ask: Ask) -> Seen:
+@dataclass(frozen=True)
+class Asked:
+    """One request that was sent, and what came; it is read when nothing is measured any more."""
+
+    ask: Ask
+    began: float
+    transcript: Transcript = field(default_factory=Transcript)
+    error: str = ""
+
+    @property
+    def seen(self) -> Seen:
+        """What became of it."""
+        if self.error:
+            return Seen(error=self.error, began=self.began)
+        words = self.ask.prompt.count(" ") + 1
+        wanted = self.ask.answer_tokens
+        found = seen(self.transcript, wanted_tokens=wanted, prompt_tokens=words)
+        return replace(found, began=self.began)
+
+
+async def request(port: int, ask: Ask) -> Asked:
     """Send one request, follow it to its end and return what came."""
-    body = ask.body
+    began, body = time.perf_counter(), ask.body
     head = HEAD.format(port=port, length=len(body)).encode()
     loop = asyncio.get_running_loop()
     try:
@@ -67,23 +87,21 @@ async def request(port: int, ask: Ask) -> Seen:
         finally:
             transport.abort()
     except (OSError, TimeoutError) as error:
-        return Seen(error=f"{type(error).__name__}: {error}")
-    words = ask.prompt.count(" ") + 1
-    return seen(reader.transcript, wanted_tokens=ask.answer_tokens, prompt_tokens=words)
+        return Asked(ask, began, error=f"{type(error).__name__}: {error}")
+    return Asked(ask, began, reader.transcript)
 
 
-async def client(port: int, coming: Iterator[Ask], until: float, answers: list[Seen]) -> None:
+async def client(port: int, coming: Iterator[Ask], until: float, answers: list[Asked]) -> None:
     """Ask one thing after the other until there is none left, or it is time."""
     for ask in coming:
-        began = time.perf_counter()
-        answers.append(replace(await request(port, ask), began=began))
+        answers.append(await request(port, ask))
         if time.perf_counter() >= until:
             return
 
 
-async def load(port: int, clients: int, coming: Iterator[Ask], seconds: float) -> list[Seen]:
+async def load(port: int, clients: int, coming: Iterator[Ask], seconds: float) -> list[Asked]:
     """Let so many clients share the requests there are; none begins after so many seconds."""
-    answers: list[Seen] = []
+    answers: list[Asked] = []
     until = time.perf_counter() + seconds
     await asyncio.gather(*(client(port, coming, until, answers) for _ in range(clients)))
     return answers
@@ -98,7 +116,8 @@ def measure(
     answers = asyncio.run(load(port, clients, coming, seconds))
     taken = time.perf_counter() - began
     used = time.process_time() - used
-    return {"clients": clients, **figures(answers, taken), "client_cpu_s": round(used, 3)}
+    told = figures([one.seen for one in answers], taken)
+    return {"clients": clients, **told, "client_cpu_s": round(used, 3)}
 
 
 def main() -> None:

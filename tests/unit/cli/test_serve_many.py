@@ -80,6 +80,29 @@ def test_workers_die_with_a_server_that_is_killed(start, folder):
     assert not alive
 
 
+def test_conversations_outlive_their_server(start, folder, tmp_path):
+    """Case 61: one that is told to end keeps them all; one that is killed loses none of those."""
+    config = tmp_path / "corral.toml"
+    kept = f"sessions = '{tmp_path / 'sessions'}'"
+    config.write_text(f"[server]\nmodels = ['{folder}']\n{kept}\n{BUDGET}{FOR_ALL}")
+    prompt = list(range(97, 97 + 20)) * 4
+
+    def cached(server, name):
+        return server.complete(name, prompt).json()["usage"]["prompt_tokens_details"]
+
+    first = start("--config", config)
+    for name in "ab":
+        assert cached(first, name)["cached_tokens"] == 0
+    assert first.end() == 0
+    second = start("--config", config)
+    assert [cached(second, name)["cached_tokens"] for name in "ab"] == [64, 64]  # full blocks
+    workers = second.workers()
+    assert second.end(signal.SIGKILL) == -signal.SIGKILL
+    psutil.wait_procs(workers, timeout=30)
+    third = start("--config", config)
+    assert cached(third, "a")["cached_tokens"] == 64
+
+
 def run(capsys, *arguments):
     """Run a command; return its exit code and what it printed."""
     code = main([str(one) for one in arguments])
