@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+import adapters
 import tiny
 from corral.contract.sessions import SessionCounts
 from corral.engine.opened import Sizes, open_by_name
@@ -103,6 +104,30 @@ def test_the_bytes_of_blocks_are_the_same(process):
         for found, expected in zip(contents(second), before, strict=True):
             assert found.any()
             np.testing.assert_array_equal(found, expected)
+
+
+def test_conversations_belong_to_their_adapter(process, tmp_path):
+    """One that was had with an adapter goes on with the same adapter and scale, whatever its number
+    is by then; with another scale, and without, nothing of it is known."""
+    path, other = (adapters.write(tmp_path / f"{seed}.gguf", seed) for seed in (0, 1))
+
+    def add(one, *paths):
+        owner = one.opened.adapters
+        return [owner.add(owner.prepare(each), scale=0.0).id for each in paths]
+
+    with process() as first:
+        (number,) = add(first, path)
+        history = first.run(prompt(75), 20, adapters=[(number, 0.5)]).tokens
+        first.save()
+        expected = first.run([*history, 5], 20, adapters=[(number, 0.5)])
+        assert expected.num_cached == 94
+    with process() as second:
+        _, number = add(second, other, path)
+        second.restore()
+        for given, known in (([], 0), ([(number, 1.0)], 0), ([(0, 0.5)], 0), ([(number, 0.5)], 94)):
+            found = second.run([*history, 5], 20, adapters=given)
+            assert found.num_cached == known
+        assert found.tokens == expected.tokens
 
 
 def test_namespaces_stay_apart(process):
