@@ -107,7 +107,13 @@ def _print_text(conversion: "Conversion") -> None:
         counts[pair] += 1
         sizes[pair] += change.size_bytes
     rows = [
-        (f"{counts[pair]} tensors", pair[0], "→", pair[1], format_bytes(size))
+        (
+            f"{counts[pair]} tensor{'s' * (counts[pair] > 1)}",
+            pair[0],
+            "→",
+            pair[1],
+            format_bytes(size),
+        )
         for pair, size in sizes.most_common()
     ]
     print_columns(rows, "><<<>")
