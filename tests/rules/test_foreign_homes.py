@@ -38,7 +38,7 @@ NO_NUMPY = (
         "engine/sequence.py",
     ),
     *("devices/probe.py", "devices/probe_child.py", "devices/bounded_process.py"),
-    *("devices/context_cost.py", "lora/adapter.py"),
+    *("devices/context_cost.py", "lora/adapter.py", "lora/placing.py"),
 )
 """Deciders and descriptions, which know integers only."""
 

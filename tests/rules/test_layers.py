@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "engine": GROUND | _BELOW_ENGINE,
     "worker": GROUND | {"engine", "contract"},
     "router": GROUND
-    | {"contract", "gguf", "models", "memory"}
+    | {"contract", "gguf", "models", "memory", "lora.adapter", "lora.placing"}
     | {"devices.base", "devices.registry", "devices.nvml", "devices.probe"}
     | {"devices.listing", "devices.reading", "devices.cpu.traits", "devices.cuda.traits"},
     "api": GROUND | {"contract"},

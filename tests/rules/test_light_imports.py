@@ -17,7 +17,7 @@ NUMPY_FREE = (
     *("corral.memory.plan", "corral.memory.ledger", "corral.memory.records"),
     *("corral.tensor.build", "corral.tensor.rewrite", "corral.tensor.verify"),
     *("corral.kv.spec", "corral.kv.pool", "corral.kv.table"),
-    *("corral.quant.types", "corral.quant.packed"),
+    *("corral.quant.types", "corral.quant.packed", "corral.lora.placing"),
     *("corral.contract.messages", "corral.contract.service", "corral.contract.wire"),
     *("corral.router.process", "corral.router.remote", "corral.router.supervisor"),
     *("corral.router.router", "corral.router.children", "corral.contract.fleet"),

@@ -24,15 +24,15 @@ from corral.errors import InvalidArgument, UnsupportedModel
 from corral.gguf import TensorInfo, fingerprint
 from corral.interrupts import deferred
 from corral.lora.adapter import Adapter, open_adapter, require_fitting
-from corral.lora.packing import AdapterLayout, PackedPair, pack, place_adapter
+from corral.lora.packing import PackedPair, pack
+from corral.lora.placing import AdapterLayout, attachment, place_adapter, units_of
 from corral.lora.values import read_pair
 from corral.memory.buffer import Buffer
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
 from corral.memory.planner import align
-from corral.tensor.attach import UNIT_RANKS, AdapterRoom, Attachment
+from corral.tensor.attach import Attachment
 
-_LEAST_SLOTS = 4
 MOST_ADAPTERS = 64
 """Loaded at once."""
 _LARGEST_SCALE = 1e6
@@ -75,7 +75,7 @@ class LoadedAdapter:
     @property
     def units(self) -> int:
         """Units of ranks that it needs of a row."""
-        return -(-self.header.max_rank // UNIT_RANKS)
+        return units_of(self.header)
 
 
 @dataclass(slots=True, eq=False)
@@ -311,13 +311,12 @@ class Adapters:
 
     def _wanted(self, adapters: Sequence[LoadedAdapter]) -> Attachment:
         """Return the attachment for these adapters, with room for some more."""
-        weights = {weight for one in adapters for weight in one.header.pairs}
-        if self._attached is not None:
-            weights |= set(self._attached.attachment.weights)
-        slots = _power(max(one.slot for one in adapters) + 1, _LEAST_SLOTS)
-        units = _power(sum(one.units for one in adapters), 1)
-        sequences = self.loaded.design.limits.parallel
-        return Attachment(frozenset(weights), AdapterRoom(slots, sequences * slots, units))
+        return attachment(
+            [one.header for one in adapters],
+            slots=max(one.slot for one in adapters) + 1,
+            sequences=self.loaded.design.limits.parallel,
+            more=() if self._attached is None else self._attached.attachment.weights,
+        )
 
 
 def require_scale(scale: float) -> float:
@@ -340,8 +339,3 @@ def _fits(wanted: Attachment, there: Attachment) -> bool:
         and wanted.room.slots <= there.room.slots
         and wanted.room.units <= there.room.units
     )
-
-
-def _power(count: int, least: int) -> int:
-    """Return the power of two that holds a count."""
-    return max(least, 1 << (count - 1).bit_length())

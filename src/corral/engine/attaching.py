@@ -16,13 +16,12 @@ from corral.engine.holding import allocate_bytes, reserve_bytes
 from corral.engine.load import LoadedModel, Part
 from corral.errors import UnsupportedModel
 from corral.interrupts import deferred
-from corral.lora.packing import AdapterLayout
+from corral.lora.placing import AdapterLayout
 from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
-from corral.memory.plan import Plan, TableLayout, place_tables
-from corral.memory.planner import align
+from corral.memory.plan import place_tables
 from corral.memory.records import RecordPool
-from corral.models.footprint import plan_attached
+from corral.models.footprint import attached_footprint, plan_attached
 from corral.tensor.attach import ADAPTER_WORDS, Attachment, table_name
 from corral.tensor.cut import cut
 from corral.tensor.graph import Graph
@@ -108,11 +107,8 @@ def _attach_part(
     closing: ExitStack,
 ) -> AttachedPart:
     ledger, owner = account
-    columns = part.plan.traits.adapter_part_columns
-    attachment = replace(attachment, part_columns=columns)
     plan = plan_attached(graph, part.plan.traits, attachment)
-    layout = place_tables(plan.graph, plan.traits)
-    footprint = attached_footprint(plan, layout)
+    layout, footprint = place_tables(plan.graph, plan.traits), attached_footprint(plan)
     with deferred:
         reserved = reserve_bytes(footprint, owner, part.device, ledger, closing)
         made = allocate_bytes(footprint, reserved, part.device, ledger, closing)
@@ -133,14 +129,3 @@ def _attach_part(
         program = part.backend.lower(plan, buffers)
         closing.callback(part.backend.release, program)
     return AttachedPart(part.device, part.backend, program, tables)
-
-
-def attached_footprint(plan: Plan, tables: TableLayout) -> dict[Lifetime, int]:
-    """Return the bytes that a plan with adapters needs beside the model's."""
-    sizes = {
-        Lifetime.ADAPTER: tables.size_bytes,
-        Lifetime.SCRATCH: plan.scratch_bytes,
-        Lifetime.STAGING: plan.staging.size_bytes,
-        Lifetime.RECORDS: plan.records_bytes,
-    }
-    return {life: align(size, plan.traits.granularity) for life, size in sizes.items()}

@@ -7,59 +7,17 @@ neither overflows nor loses small values; both powers are part of the factor of 
 """
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.errors import InvalidAdapter
-from corral.lora.adapter import Adapter, Pair
+from corral.lora.placing import LANES, up
 from corral.lora.values import Matrix
 from corral.tensor.attach import UNIT_RANKS
 
-_LANES = 16
-_ALIGNMENT = 64
-_HALF_BYTES = 2
 _LARGEST = 3e38
-
-
-@dataclass(frozen=True, slots=True)
-class PairSlot:
-    """Where the halves of a pair lie in the buffer of an adapter."""
-
-    pair: Pair
-    a_offset: int
-    b_offset: int
-
-    @property
-    def units(self) -> int:
-        """Units of its rank."""
-        return -(-self.pair.rank // UNIT_RANKS)
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterLayout:
-    """The pairs of an adapter that one device keeps, by the name of their weight."""
-
-    slots: dict[str, PairSlot]
-    size_bytes: int
-
-
-def place_adapter(adapter: Adapter, weights: Iterable[str]) -> AdapterLayout:
-    """Give the pairs of some weights their places in one buffer, from the header alone."""
-    slots: dict[str, PairSlot] = {}
-    offset = 0
-    wanted = set(weights)
-    for pair in adapter.pairs.values():
-        if pair.weight in wanted:
-            rows, columns = pair.shape
-            ranks = _up(pair.rank, UNIT_RANKS)
-            a_bytes = _up(ranks * columns * _HALF_BYTES, _ALIGNMENT)
-            slots[pair.weight] = PairSlot(pair, offset, offset + a_bytes)
-            b_bytes = _up(rows, _LANES) * ranks * _HALF_BYTES
-            offset += a_bytes + _up(b_bytes, _ALIGNMENT)
-    return AdapterLayout(slots, offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,15 +37,15 @@ def pack(a: Matrix, b: Matrix, scale: float) -> PackedPair:
         InvalidAdapter: if the factor of their product exceeds F32.
     """
     (rank, columns), rows = a.shape, b.shape[0]
-    ranks = _up(rank, UNIT_RANKS)
+    ranks = up(rank, UNIT_RANKS)
     a_power, b_power = _power(a), _power(b)
     wide = np.zeros((ranks, columns), np.float16)
     wide[:rank] = np.ldexp(a, -a_power)
-    tall = np.zeros((_up(rows, _LANES), ranks), np.float16)
+    tall = np.zeros((up(rows, LANES), ranks), np.float16)
     tall[:rows, :rank] = np.ldexp(b, -b_power)
     return PackedPair(
         _bytes(wide.reshape(-1, UNIT_RANKS, columns)),
-        _bytes(tall.reshape(-1, _LANES, ranks)),
+        _bytes(tall.reshape(-1, LANES, ranks)),
         _word(float(np.ldexp(scale, a_power + b_power))),
     )
 
@@ -108,7 +66,3 @@ def _power(values: Matrix) -> int:
     """Return the power of two that the greatest value is next to."""
     greatest = float(np.max(np.abs(values), initial=0.0))
     return int(np.frexp(greatest)[1]) if greatest else 0
-
-
-def _up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit

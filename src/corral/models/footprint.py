@@ -1,13 +1,15 @@
 """From a file's header to every byte the model will hold, without a device and without weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corral.errors import InvalidArgument
 from corral.gguf import Metadata, TensorInfo
 from corral.kv.shift import LEAST_CONTEXT
 from corral.kv.spec import KV_TYPES, KVSpec, LayerSpec, blocks_for, kv_spec
-from corral.memory.plan import ModelPlan, Plan, plan_graph, plan_model
+from corral.memory.lifetime import Lifetime
+from corral.memory.plan import ModelPlan, Plan, place_tables, plan_graph, plan_model
+from corral.memory.planner import align
 from corral.memory.traits import DeviceTraits
 from corral.models.architecture import architecture
 from corral.models.hyper import Hyper
@@ -118,7 +120,19 @@ def plan_attached(graph: Graph, traits: DeviceTraits, attachment: Attachment) ->
 
     Weights and state lie where the model's own plan puts them; the rest is this plan's.
     """
+    attachment = replace(attachment, part_columns=traits.adapter_part_columns)
     return plan_graph(verify(fuse(graph, traits.fused, attachment=attachment)), traits)
+
+
+def attached_footprint(plan: Plan) -> dict[Lifetime, int]:
+    """Return the bytes that a plan with adapters needs beside the model's, without adapters."""
+    sizes = {
+        Lifetime.ADAPTER: place_tables(plan.graph, plan.traits).size_bytes,
+        Lifetime.SCRATCH: plan.scratch_bytes,
+        Lifetime.STAGING: plan.staging.size_bytes,
+        Lifetime.RECORDS: plan.records_bytes,
+    }
+    return {life: align(size, plan.traits.granularity) for life, size in sizes.items()}
 
 
 def plan_graph_of(graph: Graph, limits: Limits, traits: DeviceTraits) -> ModelPlan:

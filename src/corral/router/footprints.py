@@ -4,14 +4,26 @@ Runs in the planning process: to read what others wrote may take long, or much m
 ways nobody thought of, and the router is to live on.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from corral.contract.advice import PREFIX, advice_of
 from corral.devices.cpu.traits import cpu_traits
 from corral.devices.cuda.traits import cuda_traits
 from corral.errors import CorralError, InvalidArgument
 from corral.gguf import ModelFile, fingerprint, open_model
-from corral.memory.lifetime import is_elsewhere
+from corral.lora.adapter import Adapter, open_adapter, require_fitting
+from corral.lora.placing import attachment, place_adapter
+from corral.memory.lifetime import Lifetime, is_elsewhere
+from corral.memory.planner import align
 from corral.memory.traits import DeviceTraits
-from corral.models.footprint import ModelGraph, choose_limits, write_graph
+from corral.models.footprint import (
+    ModelGraph,
+    attached_footprint,
+    choose_limits,
+    plan_attached,
+    write_graph,
+)
 from corral.models.split import design_split, state_bytes, weight_bytes
 from corral.router.entry import Footprint, LayerBytes, Planned, Unusable
 from corral.router.plan_job import PlanJob
@@ -32,7 +44,7 @@ def _planned(file: ModelFile, job: PlanJob) -> Planned:
     footprints, model = [], None
     for traits in kinds:
         model = _graph(file, job, widest if job.are_mixed else traits.chunk_tokens)
-        footprints.append(_footprint(model, traits))
+        footprints.append(_footprint(model, traits, _adapters(file, job)))
     assert model is not None, "a job has kinds"
     return Planned(
         fingerprint=fingerprint(file),
@@ -59,9 +71,36 @@ def _graph(file: ModelFile, job: PlanJob, chunk: int) -> ModelGraph:
     return write_graph(file.metadata, file.tensors, limits)
 
 
-def _footprint(model: ModelGraph, traits: DeviceTraits) -> Footprint:
+def _adapters(file: ModelFile, job: PlanJob) -> list[Adapter]:
+    """Read the headers of the adapters, which must fit the model."""
+    found = []
+    for path in job.adapters:
+        with open_adapter(Path(path)) as (adapter, _own):
+            architecture, name = file.metadata.architecture, file.path.name
+            require_fitting(adapter, architecture, file.tensors, base=name)
+            found.append(adapter)
+    return found
+
+
+def _attached(
+    model: ModelGraph, traits: DeviceTraits, adapters: Sequence[Adapter]
+) -> dict[Lifetime, int]:
+    """Return what adapters and the programs with them take beside a model."""
+    if not adapters:
+        return {}
+    needed = attachment(adapters, slots=len(adapters), sequences=model.limits.parallel)
+    sizes = attached_footprint(plan_attached(model.graph, traits, needed))
+    for one in adapters:
+        size = place_adapter(one, one.pairs).size_bytes
+        sizes[Lifetime.ADAPTER] += align(size, traits.granularity)
+    return sizes
+
+
+def _footprint(model: ModelGraph, traits: DeviceTraits, adapters: Sequence[Adapter]) -> Footprint:
     design = design_split(model, [traits], [range(model.hyper.layers)])
-    (sizes,) = design.footprints()
+    (own,) = design.footprints()
+    attached = _attached(model, traits, adapters)
+    sizes = {life: own.get(life, 0) + attached.get(life, 0) for life in {**own, **attached}}
     weights = weight_bytes(model, traits)
     layers = LayerBytes(weights.own, state_bytes(model, model.kv, traits).own, weights.shared)
     elsewhere = {life for life in sizes if is_elsewhere(life, traits)}

@@ -25,6 +25,8 @@ class PlanJob:
     embeddings: bool = False
     context_shift: bool = False
     threads: int | None = None
+    adapters: tuple[str, ...] = ()
+    """Files of adapters that are to be attached."""
 
     @classmethod
     def of(cls, path: str, preset: Preset, present: Sequence[str]) -> "PlanJob":
@@ -42,6 +44,7 @@ class PlanJob:
             embeddings=preset.embeddings,
             context_shift=preset.context_shift,
             threads=preset.threads,
+            adapters=tuple(path for path, _scale in preset.adapters),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -51,4 +54,5 @@ class PlanJob:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "PlanJob":
         """Return what `to_json` took."""
-        return cls(**{**data, "kinds": tuple(data["kinds"])})
+        lists = {name: tuple(data[name]) for name in ("kinds", "adapters")}
+        return cls(**{**data, **lists})

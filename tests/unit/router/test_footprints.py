@@ -1,11 +1,14 @@
 """What a router learns of a header is what loading it would plan."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+import adapters
 import tiny
 from corral.devices.cuda.traits import cuda_traits
+from corral.engine.model import Model
 from corral.engine.planning import plan
 from corral.gguf import fingerprint, open_model
 from corral.memory.lifetime import is_elsewhere
@@ -47,6 +50,22 @@ def test_a_whole_model_takes_what_is_planned_for_it(tmp_path, family):
     assert found.num_layers == tiny.LAYERS[family]
     with open_model(path) as file:
         assert found.fingerprint == fingerprint(file)
+
+
+def test_adapters_are_booked_to_the_byte(tmp_path):
+    """All headers say what a model holds with its adapters; one that does not fit is told."""
+    path = tiny.write(tmp_path / "m.gguf")
+    files = [adapters.write(tmp_path / f"{n}.gguf", n, rank=8 * n + 4) for n in range(3)]
+    names = tuple(map(str, files))
+    job = PlanJob(path=str(path), kinds=("cpu",), parallel=3, context=64, adapters=names)
+    found = plan_header(PlanJob.from_json(json.loads(json.dumps(job.to_json()))))
+    with Model.load(path, device="cpu", parallel=3, context=64) as model:
+        for file in files:
+            model.adapters.load(file)
+        assert found.footprint("cpu").own_bytes == model.memory().total_bytes
+    other = adapters.write(tmp_path / "other.gguf", family="qwen3")
+    refused = plan_header(replace(job, adapters=(str(other),)))
+    assert isinstance(refused, Unusable) and refused.code == "invalid_adapter"
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
