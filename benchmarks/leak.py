@@ -1,6 +1,6 @@
 """Whether anything is left: memory, objects, files, threads and bytes on devices against work done.
 
-    python benchmarks/leak.py [--model PATH] [--device cpu] [--only NAME …] [--short]
+    python benchmarks/leak.py [--model PATH] [--device cpu] [--only NAME …] [--part N] [--plot FILE]
 
 Each piece of work is repeated, and what the process holds is sampled after collecting garbage. The
 slope of each measure against the work, with its 95 % confidence interval, must not lie above 0 by
@@ -13,18 +13,22 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import leak_adapters
+import leak_endless
+import leak_server
 from corral.devices import registry
 from corral.errors import CorralError
 from corral.memory.growth import Samples, Slope
-from held import MEASURES, held
-from leak_work import GPU, ON_GPU, WORKS, Setting, Work, seeded_leak
+from held import MEASURES, Held, held
+from leak_work import GPU, ON_GPU, WORKS, Action, Elsewhere, Setting, Work, seeded_leak
 from machine import machine
 
-SHORT = 5
+ALL = (*WORKS, *leak_endless.WORKS, *leak_adapters.WORKS, *leak_server.WORKS)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Result:
     work: Work
     seconds: float
     findings: dict[str, Finding]
+    samples: dict[str, tuple[int, ...]]
+    """What was found after how much work, by measure; the work itself is called `work`."""
 
     @property
     def is_leak(self) -> bool:
@@ -59,12 +65,13 @@ def repeat(work: Work, setting: Setting) -> Result:
     started = time.perf_counter()
     actions = work.times // work.batch
     samples = Samples(len(MEASURES), capacity=actions // work.every + 1)
-    with work.start(setting) as act:
+    with work.start(setting) as started_work:
+        act, look = doing(started_work, setting.device if work.is_on_gpu else None)
         for number in range(work.warm_up):
             act(number)
         for number in range(actions + 1):
             if number % work.every == 0:
-                now = held(setting.device if work.is_on_gpu else None)
+                now = look()
                 samples.add(number * work.batch, *(getattr(now, name) for name in MEASURES))
             if number < actions:
                 act(number)
@@ -72,16 +79,24 @@ def repeat(work: Work, setting: Setting) -> Result:
     for column, name in enumerate(MEASURES):
         slope = samples.slope(column)
         assert slope is not None, "too few samples"
-        findings[name] = Finding(slope, getattr(work.noise, name, 0.0))
-    return Result(work, time.perf_counter() - started, findings)
+        findings[name] = Finding(slope, work.floor(name))
+    done, columns = samples.kept()
+    found = {"work": done} | dict(zip(MEASURES, columns, strict=True))
+    return Result(work, time.perf_counter() - started, findings, found)
+
+
+def doing(work: Action | Elsewhere, gpu: str | None) -> tuple[Action, Callable[[], Held]]:
+    """Return what is done, and what tells what is held then."""
+    if isinstance(work, Elsewhere):
+        return work.act, work.held
+    return work, lambda: held(gpu)
 
 
 def chosen(args: argparse.Namespace) -> list[Work]:
     """Return what to do: all, or what was named; with a GPU, what belongs there too."""
-    works = [replace(work, device=args.device) for work in WORKS]
+    works = [replace(work, device=args.device) for work in ALL]
     works += ON_GPU if has_gpu() else ()
-    if args.short:
-        works = [work.shortened(SHORT) for work in works]
+    works = [work.shortened(args.part) for work in works]
     return [work for work in works if not args.only or work.name in args.only]
 
 
@@ -125,6 +140,7 @@ def as_json(result: Result) -> dict[str, object]:
         "times": result.work.times,
         "seconds": result.seconds,
         "is_leak": result.is_leak,
+        "samples": result.samples,
         "growth": {
             name: asdict(f.slope) | {"floor": f.floor, "is_leak": f.is_leak}
             for name, f in result.findings.items()
@@ -147,9 +163,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="path or name, demo too; by default a tiny one is written")
     parser.add_argument("--device", default="cpu")
-    names = sorted({work.name for work in (*WORKS, *ON_GPU)})
+    names = sorted({work.name for work in (*ALL, *ON_GPU)})
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--short", action="store_true", help="a fifth of the counts, for tests")
+    parser.add_argument("--part", type=int, default=1, metavar="N", help="do an N-th of the counts")
     parser.add_argument("--leak", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     from corral.hub.resolve import resolve

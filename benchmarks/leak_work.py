@@ -18,6 +18,7 @@ from corral.memory.ledger import Ledger
 from corral.memory.lifetime import Lifetime
 from corral.models.footprint import choose_limits, design_model
 from corral.tensor.ops import Op
+from held import Held
 
 GPU = "cuda:0"
 PROMPT = "Once upon a time"
@@ -25,6 +26,8 @@ WORDS = " ".join(f"w{number:x}" for number in range(2000))
 """A text of many words: tokenizers like to keep those they have seen."""
 CONTEXT = 256
 ANSWER_TOKENS = 100
+FAILING_EVERY = 10
+"""Loads, one of which is preceded by one that fails."""
 FREE_BYTES = 4096
 """Of the device on which nothing fits."""
 UPLOAD_BYTES = 16 << 20
@@ -50,6 +53,14 @@ Action = Callable[[int], None]
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """An action of other processes, and what tells what they hold."""
+
+    act: Action
+    held: Callable[[], Held]
+
+
+@dataclass(frozen=True)
 class Setting:
     """What all work is done with."""
 
@@ -65,7 +76,7 @@ class Work:
 
     name: str
     unit: str
-    start: Callable[[Setting], AbstractContextManager[Action]]
+    start: Callable[[Setting], AbstractContextManager[Action | Elsewhere]]
     times: int
     """Units to do."""
     noise: Noise
@@ -76,6 +87,8 @@ class Work:
     """Actions between two samples."""
     warm_up: int = 6
     """Actions before the first sample: caches fill, modules are imported, kernels compiled."""
+    settling: Noise | None = None
+    """Growth over all units together that is not taken for a leak either: caches still fill."""
     device: str | None = None
     """Where it is done, if not where the command line says."""
 
@@ -84,9 +97,15 @@ class Work:
         """Whether the device can be asked what all processes use of it."""
         return self.device == GPU
 
+    def floor(self, measure: str) -> float:
+        """Return the growth a unit up to which nothing counts as a leak."""
+        over_all: float = getattr(self.settling, measure, 0.0)
+        return max(getattr(self.noise, measure, 0.0), over_all / self.times)
+
     def shortened(self, divisor: int) -> "Work":
         """Return the same for a quick look: fewer units."""
-        return replace(self, times=max(10 * self.batch * self.every, self.times // divisor))
+        least = min(self.times, 10 * self.batch * self.every)
+        return replace(self, times=max(least, self.times // divisor))
 
 
 def _load(setting: Setting, parallel: int = 1) -> Model:
@@ -95,15 +114,22 @@ def _load(setting: Setting, parallel: int = 1) -> Model:
 
 @contextmanager
 def loads(setting: Setting) -> Iterator[Action]:
-    """Load the model, tokenize, let it say something, unload it."""
+    """Load the model, tokenize, let it say something, unload it; some loads fail in between."""
+    cut = setting.folder / "half.gguf"
+    shutil.copyfile(setting.model, cut)
+    with cut.open("r+b") as file:
+        file.truncate(setting.model.stat().st_size // 2)
 
     def act(number: int) -> None:
+        if number % FAILING_EVERY == 0:
+            _must_fail(ModelError, lambda: Model.load(cut, device=setting.device))
         with _load(setting) as model:
             model.tokenize(WORDS)
             for _ in model.generate(PROMPT, max_tokens=4, ignore_eos=True):
                 pass
 
     yield act
+    cut.unlink()
 
 
 @contextmanager
@@ -286,10 +312,14 @@ REQUEST = Noise(host=512, heap=128, blocks=2)
 STEP = Noise(host=8, heap=8, objects=0.01, blocks=0.1)
 """Page-sized noise over thousands of steps, as the soak tests allow."""
 
+NONE = Noise(host=0, heap=0, objects=0, blocks=0)
+SETTLING = Noise(host=1 << 20, heap=128 << 10, objects=150, blocks=1500)
+"""As much as a process that is warm takes in the first minutes, however long it goes on."""
+
 WORKS = (
-    Work("load and unload", "load", loads, 20, LOADING, warm_up=15),
+    Work("load and unload", "load", loads, 200, LOADING, warm_up=15),
     Work("evaluate", "step", steps, 10_000, STEP, batch=ANSWER_TOKENS),
-    Work("abort", "request", aborts, 200, REQUEST, every=5),
+    Work("abort", "request", aborts, 500, REQUEST, every=5),
     Work("open and close", "opening", openings, 50, OPENING),
     Work("fail: corrupt file", "load", corrupt_files, 20, LOADING),
     Work("fail: does not fit", "load", misfits, 20, LOADING),

@@ -68,12 +68,28 @@ class Exchange:
         try:
             exchange._begin(receive)
             for request in requests:
-                exchange._open.add(request.request_id)
-                await model.submit(request, exchange._inbox.deliver)
+                await exchange._submit(request)
         except BaseException:
             exchange.close()
             raise
         return exchange
+
+    async def _submit(self, request: GenerationRequest) -> None:
+        """Hand a request over.
+
+        The client may leave, or the caller be cancelled, before the service knows the request, and
+        what was cancelled by then meant nothing to it: so it is cancelled once more.
+        """
+        self._open.add(request.request_id)
+        handing = asyncio.ensure_future(self._model.submit(request, self._inbox.deliver))
+
+        def known(done: "asyncio.Future[None]") -> None:
+            is_refused = done.cancelled() or done.exception() is not None
+            if not is_refused and request.request_id not in self._open:
+                self._model.cancel(request.request_id)
+
+        handing.add_done_callback(known)
+        await asyncio.shield(handing)
 
     def _begin(self, receive: Receive) -> None:
         loop = asyncio.get_running_loop()

@@ -36,6 +36,7 @@ class Generation:
         self._first: float | None = None
         self._last = self._started
         self._reason: FinishReason | None = None
+        self._num_read = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -76,6 +77,15 @@ class Generation:
         return tuple(self._sequence.tokens[self._sequence.first_generated :])
 
     @property
+    def num_unread(self) -> int:
+        """Tokens that were generated and wait to be read.
+
+        While one answer is read, all that run get tokens. Whoever reads several reads the one with
+        the most of these: what waits is kept.
+        """
+        return self._sequence.num_generated - self._num_read
+
+    @property
     def statistics(self) -> GenerationStatistics:
         """How the answer came to be.
 
@@ -104,6 +114,7 @@ class Generation:
         if token is not None or self._first is None:
             self._last = time.perf_counter()
             self._first = self._first or self._last
+        self._num_read += token is not None
         if token is None or token in self._sequence.end_tokens:
             self._reason = self._sequence.finish_reason or FinishReason.CANCELLED
             return self._stream.finish()

@@ -63,6 +63,11 @@ class Samples:
             column[self.count] = value
         self.count += 1
 
+    def kept(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Return the work of each sample that was kept, and its values column by column."""
+        part = slice(self.count)
+        return tuple(self._work[part]), tuple(tuple(column[part]) for column in self._columns)
+
     def _thin(self) -> None:
         kept = (self.count + 1) // 2
         for column in (self._work, *self._columns):

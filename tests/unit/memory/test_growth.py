@@ -106,3 +106,11 @@ class TestSamples:
         for work, value in enumerate([0, 9, 2, 8, 1]):
             samples.add(work, value)
         assert 0 < samples.slope(skip=0).half_width < math.inf
+
+
+def test_samples_that_were_kept_are_told():
+    """Each with its work, column by column, thinned ones left out."""
+    samples = Samples(2, capacity=4)
+    for work in range(5):
+        samples.add(work, 10 * work, -work)
+    assert samples.kept() == ((0, 2, 4), ((0, 20, 40), (0, -2, -4)))
