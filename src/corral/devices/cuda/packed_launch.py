@@ -46,6 +46,8 @@ class PackedTuning:
     """Blocks that a multiprocessor has room for, those of the next kernel included: 1 or 2."""
 
 
+_FEW_COLUMNS = 4096
+"""So few that what a block does before and after its products is worth doing beside another's."""
 _PAIR_CUTS = (PackedTuning(2, 2, 2, 4), PackedTuning(1, 4, 1, 4), PackedTuning(1, 2, 1, 2))
 """Of two products side by side, the best first."""
 
@@ -199,6 +201,10 @@ def _cuts(product: Product, batch: int, multiprocessors: int) -> Iterator[Packed
     if _units(product, 4) >= 2 * multiprocessors:
         yield PackedTuning(4, 1, 1, 4 if batch <= 32 else 2)
     split = 2 if 2 * _units(product, 1) <= multiprocessors else 1
+    if batch <= 32 and split == 1 and 2 * _units(product, 2) <= multiprocessors:
+        yield PackedTuning(2, 2, 2, tiles)
+    if batch == 16 and split == 2 and product.columns <= _FEW_COLUMNS:
+        yield PackedTuning(1, 2, 2, tiles, residents=2)
     yield PackedTuning(1, 4 if batch <= 32 else 2, split, tiles)
     yield PackedTuning(1, 2, split, 2)
     yield PackedTuning(2, 1, 1, 2)
