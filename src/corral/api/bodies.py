@@ -102,7 +102,8 @@ def decode(body: bytes | bytearray, kind: type[_T], *, depth: int) -> _T:
     if body.count(b",") > _MOST_VALUES and _outside(body, b",") > _MOST_VALUES:
         raise refused(400, f"the JSON has more than {_MOST_VALUES} values", code="invalid_json")
     try:
-        body.decode()  # fields that are left out are not looked at below
+        if not body.isascii():
+            body.decode()  # fields that are left out are not looked at below
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         place = _PLACE.search(str(error))

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from corral.api.connection import ClientConnection
 from corral.api.errors import Problem
+from corral.api.heap import map_long_buffers
 from corral.api.serving import Serving
 from corral.api.settings import Limits
 from corral.errors import ResourceError
@@ -114,6 +115,7 @@ class Server(uvicorn.Server):
 
     def run_on(self, bound: socket.socket, *, on_started: Callable[[], None] | None = None) -> None:
         """Serve on a bound socket until a signal or `stop`; `on_started` hears of the start."""
+        map_long_buffers()
         with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             runner.run(self._serve_on(bound, on_started))
 
