@@ -238,6 +238,7 @@ class LibraryDriver(LibraryExecution):
 
     def destroy_stream(self, stream: int) -> None:
         """Call `cuStreamDestroy`."""
+        self._forget_stream(stream)
         self._call(self._api.cuStreamDestroy, stream)
 
     def create_event(self, *, keeps_time: bool = False) -> int:

@@ -7,7 +7,6 @@ every launch, from where they lay when it was prepared.
 Source: CUDA Driver API, modules Module, Execution Control, Graph, Stream, Event and Memory.
 """
 
-import functools
 from collections.abc import Callable
 from ctypes import addressof, c_void_p
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from corral.devices.cuda.driver_errors import failure
 from corral.errors import InternalError
 
 _ALL_OF_IT_PERCENT = 100
-_CONFIGS = 4096
-"""Launch configurations that are remembered: making one takes longer than a launch."""
 PreparedLaunch = Callable[[], None]
 """A kernel ready to be launched: called, it puts one evaluation of it into its stream."""
 
@@ -176,7 +173,8 @@ class LibraryExecution(LibraryCalls):
     def __init__(self) -> None:
         """Find the library; raises as `LibraryCalls` does."""
         super().__init__()
-        self._config = functools.lru_cache(_CONFIGS)(self._new_config)
+        self._configs: dict[int, dict[Geometry, Any]] = {}
+        """Of each stream, as long as it lives: making one takes longer than a launch."""
 
     def limits(self, ordinal: int) -> DeviceLimits:
         """Call `cuDeviceGetAttribute`."""
@@ -226,6 +224,16 @@ class LibraryExecution(LibraryCalls):
         if size != fields.size_bytes:
             raise InternalError(f"a kernel has {size} bytes of fields, not {fields.size_bytes}")
         return _LibraryLaunch(self._api, function, self._config(geometry, stream), fields)
+
+    def _config(self, geometry: Geometry, stream: int) -> Any:
+        known = self._configs.setdefault(stream, {})
+        if geometry not in known:
+            known[geometry] = self._new_config(geometry, stream)
+        return known[geometry]
+
+    def _forget_stream(self, stream: int) -> None:
+        """Keep nothing of a stream that is to end; another may be called like it."""
+        self._configs.pop(stream, None)
 
     def _new_config(self, geometry: Geometry, stream: int) -> Any:
         api, config = self._api, self._api.CUlaunchConfig()

@@ -1,6 +1,7 @@
 """Launches through cuda.bindings: prepared once, made of plain numbers, never silent."""
 
 import ctypes
+import gc
 import sys
 from enum import IntEnum
 from types import ModuleType, SimpleNamespace
@@ -93,6 +94,37 @@ def test_a_launch_is_prepared_once(bindings, words):
     words[0] = 43
     at = ctypes.c_void_p.from_address(parameters).value
     assert list((ctypes.c_int64 * 2).from_address(at)) == [43, 42]
+
+
+def test_launches_share_what_they_have_in_common(bindings, words):
+    """Launches of one shape in one stream need one configuration; those of other streams do not."""
+    driver, geometry = LibraryDriver(), Geometry((7, 1, 1), (32, 1, 1))
+    for stream in (STREAM, STREAM, STREAM + 1):
+        driver.prepare(FUNCTION, geometry, fields_of(words), stream)()
+    one, same, other = (call[1] for call in bindings.calls if call[0] == "cuLaunchKernelEx")
+    assert one is same
+    assert other is not one
+
+
+def test_nothing_is_left_of_a_stream(bindings, words):
+    """A driver outlives the streams of all models: each takes along what was kept for it."""
+    driver = LibraryDriver()
+    for number in range(20):
+        stream = STREAM + number
+        for width in range(5):
+            geometry = Geometry((width + 1, 1, 1), (32, 1, 1), is_dependent=True)
+            driver.prepare(FUNCTION, geometry, fields_of(words), stream)()
+        bindings.calls.clear()
+        assert len(configurations()) == 5
+        driver.destroy_stream(stream)
+        assert configurations() == []
+
+
+def configurations():
+    """Return every launch configuration that is alive."""
+    gc.collect()
+    namespaces = (one for one in gc.get_objects() if type(one) is SimpleNamespace)
+    return [one for one in namespaces if hasattr(one, "hStream")]
 
 
 @pytest.mark.parametrize("cluster", [1, 4])
