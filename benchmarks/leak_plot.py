@@ -1,6 +1,9 @@
 """Draw what leak.py found: each measure against the work, with its line and the line's interval.
 
-python benchmarks/leak_plot.py RESULT.json … --out docs/images/leaks.png
+    python benchmarks/leak_plot.py RESULT.json … --out docs/images/leaks.png
+
+It prints a table, too: growth a unit over all samples but the first tenth, and over the later half,
+when what only settles has settled.
 """
 
 import argparse
@@ -15,6 +18,8 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from corral.memory.growth import fit
+
 COLUMNS = (
     ("host", "RssAnon + RssShmem + VmSwap", 1 / (1 << 20), "MiB"),
     ("heap", "allocator", 1 / (1 << 10), "KiB"),
@@ -27,6 +32,9 @@ COLUMNS = (
 _POINT, _LINE = "#4878a8", "#c04030"
 _LEAST_SPAN = {"host": 1.0, "heap": 64.0, "device": 1.0, "ledger": 1.0, "files": 4.0, "objects": 50}
 """What an axis shows at least, so that noise looks like noise."""
+
+TABLE = {"host": "host, bytes", "heap": "heap, bytes", "objects": "objects", "blocks": "pieces"}
+"""Measures of the table, and what they are called."""
 
 Result = Mapping[str, Any]
 
@@ -51,6 +59,29 @@ def draw(results: list[Result], out: Path) -> None:
         axes.set_title(f"{title}, {unit}" if unit else title, fontsize=8)
     figure.tight_layout(pad=0.4)
     figure.savefig(out, dpi=110)
+
+
+def table(results: list[Result]) -> str:
+    """Return the growth of each work as Markdown: of all samples / of the later half."""
+    head = f"| work | times | {' | '.join(TABLE.values())} |"
+    lines = [head, "| --- " * (len(TABLE) + 2) + "|"]
+    for result in results:
+        cells = [f"{_told(result, m, 10)} / {_told(result, m, 2)}" for m in TABLE]
+        times = f"{result['times']:,} × {result['unit']}"
+        lines.append(f"| {result['work']} ({result['device']}) | {times} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _told(result: Result, measure: str, part: int) -> str:
+    """Return a slope with its interval, without the first of so many parts of the samples."""
+    work, values = result["samples"]["work"], result["samples"][measure]
+    first = len(work) // part
+    slope = fit(work[first:], values[first:])
+    if slope is None:
+        return "?"
+    if slope.value == slope.half_width == 0:
+        return "0"
+    return f"{slope.value:.2g} ± {slope.half_width:.1g}"
 
 
 def _panel(axes: Axes, result: Result, name: str, _title: str, factor: float, _unit: str) -> None:
@@ -98,7 +129,9 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="RESULT.json")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    draw(results_of(given.files), given.out)
+    results = results_of(given.files)
+    draw(results, given.out)
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -7,20 +7,28 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
-MEASURES = ("host", "heap", "objects", "device", "ledger", "files", "threads")
+MEASURES = ("host", "heap", "objects", "blocks", "device", "ledger", "files", "threads")
 
 
 def result(name):
     """Return what leak.py says of one piece of work."""
     work = list(range(0, 200, 10))
     samples = {"work": work} | {m: [1000 + n % 3 for n in range(20)] for m in MEASURES}
+    samples["heap"] = [1000 + 5 * at for at in work]
     slope = {"value": 0.01, "half_width": 0.02, "num_samples": 18}
     growth = dict.fromkeys(MEASURES, slope)
-    return {"work": name, "times": 200, "unit": "step", "samples": samples, "growth": growth}
+    return {
+        "work": name,
+        "device": "cpu",
+        "times": 200,
+        "unit": "step",
+        "samples": samples,
+        "growth": growth,
+    }
 
 
-def test_each_work_is_a_row(monkeypatch, tmp_path):
-    """Results of several runs become one picture, taller with each of them."""
+def test_each_work_is_a_row(monkeypatch, tmp_path, capsys):
+    """Results of several runs become one picture, taller with each of them, and one table."""
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(FOLDER)
     plot = pytest.importorskip("leak_plot")
@@ -38,4 +46,9 @@ def test_each_work_is_a_row(monkeypatch, tmp_path):
     (width, height), (same, taller) = sizes
     assert width == same
     assert height < taller
+    rows = capsys.readouterr().out.splitlines()[-3:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        f"| {n} (cpu)" for n in ("one", "two", "three")
+    ]
+    assert all(" | 5 ± 0 / 5 ± 0 | " in row for row in rows)
     sys.modules.pop("leak_plot", None)
