@@ -37,7 +37,7 @@ def run(works, *arguments, part=5):
 
 @pytest.mark.parametrize(
     ("works", "part"),
-    [(OF_ONE_PROCESS, 20), *(((name,), 50) for name in OF_THE_PRODUCT)],
+    [(OF_ONE_PROCESS, 5), *(((name,), 50) for name in OF_THE_PRODUCT)],
     ids=["one-process", *(name.replace(" ", "-") for name in OF_THE_PRODUCT)],
 )
 def test_nothing_leaks(works, part):
