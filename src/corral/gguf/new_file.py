@@ -4,12 +4,15 @@
 
 While it is written it has no name, where the file system can do that: whatever ends the process,
 the system then takes the bytes back. Elsewhere it has the hidden name all the time, and a process
-that is killed leaves it behind. Knows nothing of what is written.
+that is killed leaves it behind. Only a file is ever replaced: a device or a pipe of that name would
+be gone for everybody, and a link is followed to where its bytes are to lie. Knows nothing of what
+is written.
 """
 
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,7 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         """Begin a file in the folder of `path`, which must be there."""
+        path = _target(path)
         self._name = path.name
         self._hidden = f".{path.name}.{os.urandom(4).hex()}.partial"
         self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -80,3 +84,17 @@ class NewFile:
         descriptor = os.open(self._hidden, flags, _MODE, dir_fd=self._folder)
         self._has_name = True
         return descriptor
+
+
+def _target(path: Path) -> Path:
+    """Return what a path stands for, which may be a file or nothing yet; raises OSError."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(mode):
+        raise FileExistsError(errno.EEXIST, "it is a device, a pipe or a socket, not a file")
+    return target

@@ -334,3 +334,30 @@ def test_unwritable_places_are_reported(tmp_path: Path):
     """A folder that does not exist gives a typed error."""
     with pytest.raises(ResourceError, match="cannot be written"):
         write_model(tmp_path / "none" / "a.gguf", {}, {})
+
+
+def test_only_files_are_replaced(tmp_path: Path):
+    """A pipe and a folder stay what they are, and are named."""
+    pipe, folder = tmp_path / "pipe.gguf", tmp_path / "folder.gguf"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    with pytest.raises(ResourceError, match=r"pipe\.gguf: cannot be written: it is a device, a pipe"):
+        write_model(pipe, {}, {})
+    with pytest.raises(ResourceError, match=r"folder\.gguf: cannot be written: it is a folder"):
+        write_model(folder, {}, {})
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [folder, pipe]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_links_are_followed(tmp_path: Path, while_written: str, is_there: bool):
+    """The bytes lie where the link says, and the link stays one."""
+    target, link = tmp_path / "disk" / "a.gguf", tmp_path / "a.gguf"
+    target.parent.mkdir()
+    if is_there:
+        target.write_bytes(b"before")
+    link.symlink_to(target)
+    write_model(link, {}, {})
+    assert link.is_symlink()
+    assert read_header(target).tensors == read_header(link).tensors == {}
+    assert list(target.parent.iterdir()) == [target]
