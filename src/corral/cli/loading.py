@@ -20,16 +20,18 @@ _log = logger(__name__)
 
 
 @contextmanager
-def blamed(path: Path) -> Iterator[None]:
-    """Begin the message of every error of a model file with its path.
+def blamed(path: Path, *others: Path) -> Iterator[None]:
+    """Begin the message of every error of a model file with its path, or that of another it names.
 
     The library names the file only: its messages may reach those whom no path concerns.
     """
     try:
         yield
     except ModelError as error:
-        told = str(error).removeprefix(f"{path.name}: ")
-        error.args = (f"{path}: {told}",)
+        told = str(error)
+        named = [other for other in (path, *others) if told.startswith(f"{other.name}: ")]
+        at_fault = named[0] if named else path
+        error.args = (f"{at_fault}: {told.removeprefix(f'{at_fault.name}: ')}",)
         raise
 
 

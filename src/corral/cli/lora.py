@@ -80,8 +80,9 @@ def _merge(given: Sequence[str]) -> int:
     with ProgressDisplay() as display:
         path = resolve(parsed.model, progress=display)
         require_room()
-        with blamed(path), open_model(path) as file:
-            what = plan_merge(file, [(Path(p), s) for p, s in parsed.adapters], dtype)
+        adapters = [(Path(p), s) for p, s in parsed.adapters]
+        with blamed(path, *(file for file, _scale in adapters)), open_model(path) as file:
+            what = plan_merge(file, adapters, dtype)
             changed = {c.dtype for c in what.conversion.changes if not c.is_copy}
             with _encoder(changed, display) as encode:
                 threads = parsed.threads or usable_processors()

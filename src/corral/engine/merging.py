@@ -4,7 +4,7 @@ It is a conversion like quantizing: each piece of a changed tensor is read, unpa
 packed again; all other bytes are copied. What is in memory is a few pieces, and A and B.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ class Merge:
     conversion: Conversion
     deltas: dict[str, list[tuple[Matrix, Matrix]]]
     """A (rank, columns) and B (rows, rank) of each adapter, with its scale in B."""
+    adapters: tuple[Path, ...]
+    """What was read, and must not be written."""
 
     def alter(self, name: str, first_row: int, values: Floats) -> Floats:
         """Return rows of a weight with what adapters add to them.
@@ -41,7 +43,10 @@ class Merge:
             for a, b in self.deltas[name]:
                 values = values + b[rows] @ a
         if not np.isfinite(values).all():
-            raise InvalidAdapter(f"what is added to {name} exceeds F32: use a smaller scale")
+            files = ", ".join(path.name for path in self.adapters)
+            raise InvalidAdapter(
+                f"{files}: what is added to {name} exceeds F32: use a smaller scale"
+            )
         return values
 
 
@@ -95,7 +100,18 @@ def plan_merge(
     for change in changes:
         if change.is_altered:
             _require_packable(file, change)
-    return Merge(Conversion(None, changes), deltas)
+    return Merge(Conversion(None, changes), deltas, tuple(path for path, _scale in adapters))
+
+
+def require_no_adapter(out: Path, adapters: Iterable[Path]) -> None:
+    """Refuse to write over an adapter that is read.
+
+    Raises:
+        InvalidArgument: if a file is one of the adapters, under this or another name.
+    """
+    for path in adapters:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise InvalidArgument(f"{out} is the adapter that is read: name another file to write")
 
 
 def _require_packable(file: ModelFile, change: Change) -> None:
@@ -118,7 +134,13 @@ def merge(
     encode: Encode = quantize,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Write a model with adapters in its weights; raises as `quantizing.convert` does."""
+    """Write a model with adapters in its weights.
+
+    Raises:
+        InvalidArgument: if the file to be written is one of the adapters.
+        CorralError: as `quantizing.convert` does.
+    """
+    require_no_adapter(out, what.adapters)
     convert(
         file,
         out,

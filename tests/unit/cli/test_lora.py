@@ -7,7 +7,7 @@ import pytest
 import adapters
 import tiny
 from corral.cli.main import main
-from corral.gguf import open_model
+from corral.gguf import open_model, write_model
 from corral.quant.types import DType
 from unit.cli.conftest import Outcome
 
@@ -91,3 +91,42 @@ def test_merge_needs_what_fits(corral, adapter, tmp_path):
     refused = corral("lora", "merge", other, adapter, "-o", out)
     assert (refused.code, out.exists()) == (1, False)
     assert "is for llama" in refused.err
+
+
+def test_merge_spares_what_it_reads(corral, adapter, tmp_path):
+    """An adapter is not written over, whatever it is called, and keeps every byte."""
+    base, link = tiny.write(tmp_path / "base.gguf"), tmp_path / "link.gguf"
+    link.symlink_to(adapter)
+    before = adapter.read_bytes()
+    for out in (adapter, link):
+        refused = corral("lora", "merge", base, adapter, "-o", out)
+        assert refused.code == 2
+        assert f"{out} is the adapter that is read: name another file" in refused.err
+    assert adapter.read_bytes() == before
+
+
+def test_merge_blames_the_file_at_fault(corral, adapter, tmp_path):
+    """What is wrong with an adapter is told of its file, what is wrong with the model of that."""
+    base, out = tiny.write(tmp_path / "base.gguf"), tmp_path / "out.gguf"
+    wrong = adapters.write(tmp_path / "wrong.gguf", family="qwen3")
+    torn = tmp_path / "torn.gguf"
+    torn.write_bytes(adapter.read_bytes()[:-64])
+    for bad in (wrong, torn):
+        refused = corral("lora", "merge", base, adapter, bad, "-o", out)
+        assert refused.code == 1
+        assert f"{bad}: " in refused.err
+        assert str(base) not in refused.err
+    base.write_bytes(base.read_bytes()[:-64])
+    assert f"{base}: " in corral("lora", "merge", base, adapter, "-o", out).err
+
+
+def test_merge_tells_which_adapters_overflow(corral, adapter, tmp_path):
+    """A sum beyond F32 is the adapters' fault, and no file appears."""
+    base, out = tiny.write(tmp_path / "base.gguf"), tmp_path / "out.gguf"
+    large = tmp_path / "large.gguf"
+    pairs = {name: (a * 1e19, b * 1e20) for name, (a, b) in adapters.halves().items()}
+    write_model(large, adapters.metadata(), adapters.table(pairs))
+    refused = corral("lora", "merge", base, large, "-o", out)
+    assert (refused.code, out.exists()) == (1, False)
+    assert f"{large}: what is added to blk." in refused.err
+    assert "use a smaller scale" in refused.err
