@@ -260,7 +260,8 @@ def add_shift(group: "Parser | _ArgumentGroup") -> None:
         type=whole(0),
         default=0,
         help="with --context-shift: tokens of the prompt that are never dropped, rounded up to "
-        "blocks of 32; more than it has are all (default: 0, and one that begins every text)",
+        "blocks of 32; more than it has are all, and two blocks of the context must be left "
+        "(default: 0, and one that begins every text)",
     )
 
 

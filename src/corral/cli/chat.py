@@ -175,7 +175,10 @@ def _turn(
     write("\n")
     note(statistics_line(generation.statistics, model.memory().total_bytes))
     if generation.statistics.finish_reason.value == "context":
-        note(f"the context of {model.context} tokens is full; /reset starts over")
+        note(
+            f"the context of {model.context} tokens is full; /reset starts over, and with "
+            "--context-shift (and --keep) a chat goes on without its older tokens"
+        )
 
 
 def _start(

@@ -124,7 +124,10 @@ def _answer(model: "Model", prompt: str, run: RunOptions) -> int:
         limit = None if run.answer.max_tokens is not None else DEFAULT_MAX_TOKENS
         note(statistics_line(statistics, model.memory().total_bytes, unasked_limit=limit))
     if statistics.finish_reason.value == "context":
-        note(f"stopped: the context of {model.context} tokens is full; --context makes it larger")
+        note(
+            f"stopped: the context of {model.context} tokens is full; --context makes it larger, "
+            "--context-shift goes on and drops all but the first --keep tokens step by step"
+        )
     return _INTERRUPTED if statistics.finish_reason.value == "cancelled" else 0
 
 

@@ -91,7 +91,8 @@ class Model:
                 behind the kept ones are dropped, in whole blocks of 32, and the cached keys of the
                 others are turned to their new positions.
             keep: tokens of a prompt that are never dropped, rounded up to whole blocks of 32; one
-                that begins a text, where the model has such, is kept in any case.
+                that begins a text, where the model has such, is kept in any case. Two blocks of the
+                context must be left.
             threads: of the CPU, 1 to 1024; by default all that the process may use. More than the
                 machine has processors is allowed, and slow.
             progress: called with a stage ("download", "unpack", "kernels", "read" and others),

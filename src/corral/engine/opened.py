@@ -29,6 +29,7 @@ from corral.errors import InvalidArgument
 from corral.gguf import Metadata, ModelFile, fingerprint, open_model
 from corral.hub.resolve import may_fetch, resolve
 from corral.interrupts import deferred
+from corral.kv.shift import most_kept
 from corral.memory.ledger import Ledger, LedgerEntry
 from corral.models.footprint import choose_limits, write_graph
 from corral.sampling.grammar import GrammarCompiler
@@ -238,11 +239,24 @@ def _load(
         embeddings=sizes.embeddings,
         context_shift=sizes.context_shift,
     )
+    if sizes.context_shift:
+        _require_droppable(sizes.keep, limits.context)
     design = write_graph(file.metadata, file.tensors, limits)
     runs = targets.layers(design, traits)
     used = [(device, run) for device, run in zip(devices, runs, strict=True) if run]
     on, layers = tuple(device for device, _run in used), [run for _device, run in used]
     return on, load_split(file, design, on, layers, ledger, progress=progress)
+
+
+def _require_droppable(keep: int, context: int) -> None:
+    """Refuse to keep so much that a full context may have nothing to drop."""
+    if keep > most_kept(context):
+        raise InvalidArgument(
+            f"keep is {keep}, expected at most {most_kept(context)} of a context of {context} "
+            "tokens: whole blocks of 32 are kept, and context shift needs one to drop and one to "
+            "go on from; keep fewer (--keep, keep=) or make the context larger (--context)",
+            field="keep",
+        )
 
 
 def _engine(loaded: LoadedModel, sizes: Sizes, tokenizer: Tokenizer) -> tuple[Engine, Runner]:

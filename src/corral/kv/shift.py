@@ -44,3 +44,8 @@ def shift_of(num_tokens: int, keep_tokens: int) -> Shift | None:
     keep = blocks_for(keep_tokens)
     rest = num_tokens - keep * BLOCK_TOKENS
     return Shift(keep, rest // 2 // BLOCK_TOKENS) if rest >= LEAST_SHIFTED else None
+
+
+def most_kept(context: int) -> int:
+    """Return how many tokens may be kept where any answer is to find something to drop."""
+    return (context - LEAST_SHIFTED) // BLOCK_TOKENS * BLOCK_TOKENS

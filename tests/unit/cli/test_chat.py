@@ -132,7 +132,9 @@ def test_an_entry_too_long_goes_on_without_it(talk, capsys):
 def test_a_full_context_is_told(talk, capsys):
     """An answer that fills the context says how to go on."""
     talk("full")
-    assert "the context of 100 tokens is full; /reset starts over" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "the context of 100 tokens is full; /reset starts over" in told
+    assert "--context-shift (and --keep)" in told
 
 
 def test_an_endless_chat_forgets_its_oldest_turns(talk, capsys):

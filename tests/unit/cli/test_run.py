@@ -141,6 +141,7 @@ def test_a_full_context_is_told(corral):
     outcome = corral("run", "full", "--context", 100)
     assert outcome.code == 0
     assert "stopped: the context of 100 tokens is full; --context makes it larger" in outcome.err
+    assert "--context-shift goes on and drops all but the first --keep tokens" in outcome.err
 
 
 def test_a_pipe_is_the_prompt(process):

@@ -69,12 +69,25 @@ class TestContextShift:
             assert 0 < len(answer.tokens) < 96
             assert model.statistics().free_blocks == (3,)
 
+    def test_as_much_as_may_be_kept_goes_on(self, path):
+        """The largest `keep` leaves enough to drop, however much of it a prompt fills."""
+        for count in (3, 64, 127):
+            with Model.load(
+                path, device="reference", context=128, context_shift=True, keep=64
+            ) as model:
+                answer = model.generate([5] * count, ignore_eos=True, max_tokens=200)
+                assert sum(1 for _ in answer) > 0
+                assert answer.statistics.generated_tokens == 200
+                assert answer.statistics.finish_reason is FinishReason.LENGTH
+
     def test_what_cannot_be_is_refused(self, path, paths):
-        """Keeping without dropping, a context too short to drop from, a model with windows."""
+        """Keeping without dropping or too much, a context too short, a model with windows."""
         with pytest.raises(InvalidArgument, match=r"keep is 3.*--context-shift"):
             Model.load(path, device="reference", keep=3)
         with pytest.raises(InvalidArgument, match=r"context is 95.*at least 96"):
             Model.load(path, device="reference", context=95, context_shift=True)
+        with pytest.raises(InvalidArgument, match=r"keep is 1000.* at most 64 .*of 128 tokens"):
+            Model.load(path, device="reference", context=128, context_shift=True, keep=1000)
         with pytest.raises(InvalidArgument, match="cannot be shifted"):
             Model.load(paths["gemma3"], device="reference", context_shift=True)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.kv.shift import LEAST_SHIFTED, Shift, shift_of
+from corral.kv.shift import LEAST_CONTEXT, LEAST_SHIFTED, Shift, most_kept, shift_of
 from corral.kv.spec import BLOCK_TOKENS, blocks_for
 
 
@@ -18,6 +18,12 @@ def test_kept_dropped_and_moved(num_tokens, keep_tokens):
         assert shift.distance == shift.dropped.stop - shift.dropped.start > 0
         assert rest / 2 - BLOCK_TOKENS < shift.distance <= rest / 2
         assert shift.dropped.stop < num_tokens
+
+
+@given(st.integers(LEAST_CONTEXT, 5000), st.integers(0, 5000))
+def test_most_kept_is_the_limit(context, keep_tokens):
+    """A full context has something to drop exactly if no more is kept than that."""
+    assert (shift_of(context, keep_tokens) is None) == (keep_tokens > most_kept(context))
 
 
 def test_examples():
