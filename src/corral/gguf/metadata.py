@@ -38,6 +38,11 @@ class Metadata:
         """Build metadata from Python values, typed as converters type them."""
         return cls({key: make_value(value) for key, value in values.items()})
 
+    @property
+    def name(self) -> builtins.str:
+        """What messages call the file."""
+        return self._name
+
     def replacing(self, key: builtins.str, value: Scalar) -> "Metadata":
         """Return the same with another value of a key, or with a key more."""
         return Metadata({**self._values, key: make_value(value)}, name=self._name)

@@ -9,6 +9,7 @@ The format is llama.cpp's, and what its loader refuses is refused here.
 """
 
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ MAX_RANK: Final = 1024
 """More is no thin matrix any more, and nobody trains it."""
 _SUFFIXES: Final = (".lora_a", ".lora_b")
 _EMBEDDING: Final = "token_embd.weight"
+_ADAPTER: Final = "adapter"
+_TYPE_ENTRY: Final = TYPE_KEY.encode() + struct.pack("<IQ", 8, len(_ADAPTER)) + _ADAPTER.encode()
+"""Key, type of a string, length and text, as in a file."""
+_BEGINNING_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,20 @@ class Adapter:
         return self.alpha / pair.rank if self.alpha else 1.0
 
 
+def looks_like_adapter(path: Path) -> bool:
+    """Whether a file says near its beginning that it is an adapter.
+
+    Nothing is parsed, so whatever the file holds costs one short read: the entry `general.type` is
+    looked for as GGUF writes it, and converters write it among the first. A file that cannot be
+    read is none.
+    """
+    try:
+        with path.open("rb") as file:
+            return _TYPE_ENTRY in file.read(_BEGINNING_BYTES)
+    except OSError:
+        return False
+
+
 @contextmanager
 def open_adapter(path: Path) -> Iterator[tuple[Adapter, ModelFile]]:
     """Open an adapter's file and read its header; closed at the end.
@@ -121,7 +140,7 @@ def _require_kind(name: str, metadata: Metadata) -> None:
         kind, form = metadata.str(TYPE_KEY), metadata.str(KIND_KEY, "")
     except InvalidModelFile as error:
         raise InvalidAdapter(f"{error}: the file is no adapter") from None
-    if kind != "adapter":
+    if kind != _ADAPTER:
         raise InvalidAdapter(
             f"{name}: {TYPE_KEY} is {kind[:40]!r}, expected 'adapter': give the adapter's file, "
             "not that of a model"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import corral.models as families
-from corral.errors import UnsupportedModel
+from corral.errors import InvalidModelFile, UnsupportedModel
 from corral.gguf import Metadata
 from corral.kv.spec import KVSpec, LayerSpec
 from corral.models.hyper import Hyper
@@ -57,3 +57,17 @@ def architecture(name: str) -> Architecture:
     found = importlib.import_module(f"{families.__name__}.{name}").ARCHITECTURE
     assert isinstance(found, Architecture)
     return found
+
+
+def family_of(metadata: Metadata) -> Architecture:
+    """Return the family of a model's file.
+
+    Raises:
+        InvalidModelFile: if the file is an adapter, which names the architecture of its model.
+        UnsupportedModel: if corral does not run the family.
+    """
+    if metadata.str("general.type", "model") == "adapter":
+        raise InvalidModelFile(
+            f"{metadata.name} is a LoRA adapter: give a model, and this with --lora"
+        )
+    return architecture(metadata.architecture)

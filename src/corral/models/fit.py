@@ -15,7 +15,7 @@ from corral.memory.ledger import format_bytes
 from corral.memory.lifetime import Lifetime, is_elsewhere
 from corral.memory.planner import align
 from corral.memory.traits import DeviceTraits
-from corral.models.architecture import architecture
+from corral.models.architecture import family_of
 from corral.models.assign import Cost, assign
 from corral.models.footprint import Limits, ModelGraph, choose_limits, write_graph
 from corral.models.split import (
@@ -120,7 +120,7 @@ class _Search:
 
     def __init__(self, metadata: Metadata, tensors: Mapping[str, TensorInfo], wish: Wish) -> None:
         self.metadata, self.tensors, self.wish = metadata, tensors, wish
-        hyper = architecture(metadata.architecture).read(metadata)
+        hyper = family_of(metadata).read(metadata)
         self.layers, self._trained = hyper.layers, hyper.context
         self._graphs: dict[Limits, ModelGraph] = {}
         self._designs: dict[tuple[Limits, tuple[DeviceTraits, ...], Layers], SplitDesign] = {}

@@ -11,7 +11,7 @@ from corral.memory.lifetime import Lifetime
 from corral.memory.plan import ModelPlan, Plan, place_tables, plan_graph, plan_model
 from corral.memory.planner import align
 from corral.memory.traits import DeviceTraits
-from corral.models.architecture import architecture
+from corral.models.architecture import family_of
 from corral.models.hyper import Hyper
 from corral.models.weights import Weights
 from corral.tensor.attach import Attachment
@@ -72,7 +72,7 @@ def choose_limits(
     Raises:
         InvalidArgument: naming the setting, what it is and what it may be.
     """
-    trained = architecture(metadata.architecture).read(metadata).context
+    trained = family_of(metadata).read(metadata).context
     if context is None:
         context = min(trained, DEFAULT_CONTEXT)
     if not 1 <= context <= trained:
@@ -153,7 +153,7 @@ def write_graph(
         InvalidArgument: if the KV type does not fit the model's heads, or its context cannot be
             shifted.
     """
-    family = architecture(metadata.architecture)
+    family = family_of(metadata)
     hyper = family.read(metadata)
     kv = cache_spec(family.layers(hyper), hyper, limits)
     builder = GraphBuilder(shape_class(limits))

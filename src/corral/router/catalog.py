@@ -5,7 +5,8 @@
     cache ─────────┘                   └──▶ the others: one after the other, by the planning process
                                             (asked for › to be preloaded › by name)
 
-Headers are read in the background; whoever needs one waits for it, and it comes next.
+Headers are read in the background; whoever needs one waits for it, and it comes next. Adapters
+that lie in the folders are no models, and are left out.
 """
 
 import threading
@@ -18,8 +19,9 @@ from typing import Protocol, Self
 
 from corral.errors import Closed, CorralError, InvalidArgument, ModelNotFound
 from corral.log import logger
+from corral.lora.adapter import looks_like_adapter
 from corral.router.config import RouterConfig
-from corral.router.entry import ModelEntry, Preset, Unusable
+from corral.router.entry import ModelEntry, Planned, Preset, Unusable
 from corral.router.header_index import HeaderIndex, header_key
 from corral.router.plan_job import PlanJob
 from corral.router.planned_text import Header
@@ -86,6 +88,7 @@ class Catalog:
         """Guards all that follows; notified when something is to be read, or was."""
         self._urgent: deque[str] = deque()
         self._is_closed = False
+        self._told_adapters: set[str] = set()
         self.config = read_config()
         self._listed = self._list(self.config)
         self._thread = threading.Thread(target=self._read_all, name="corral-catalog", daemon=True)
@@ -171,8 +174,24 @@ class Catalog:
         taken = {path for one in listed.values() for path in one.entry.paths}
         for name, model in found.items():
             if not taken & set(model.paths) and name not in listed:
-                listed[name] = self._of_file(replace(config.others, name=name), model)
+                one = self._of_file(replace(config.others, name=name), model)
+                if not self._is_adapter(one.entry):
+                    listed[name] = one
         return listed
+
+    def _is_adapter(self, entry: ModelEntry) -> bool:
+        """Whether a file is an adapter, which the log says once; known models are not opened."""
+        path = entry.paths[0]
+        if isinstance(entry.header, Planned) or not looks_like_adapter(Path(path)):
+            return False
+        if path not in self._told_adapters:
+            self._told_adapters.add(path)
+            _log.warning(
+                "%s is a LoRA adapter and is not listed as a model: name it with --lora, or in "
+                "adapters = [...] of a model in the configuration",
+                path,
+            )
+        return True
 
     def _of_preset(self, preset: Preset, found: Mapping[str, FoundModel]) -> Listed:
         """Return the model of a preset: its own file, or the one of its name in the folders."""

@@ -7,7 +7,7 @@ import adapters
 import tiny
 from corral.errors import InvalidAdapter, InvalidModelFile, UnsupportedModel
 from corral.gguf import write_model
-from corral.lora.adapter import MAX_RANK, open_adapter, require_fitting
+from corral.lora.adapter import MAX_RANK, looks_like_adapter, open_adapter, require_fitting
 
 WEIGHT = "blk.0.attn_q.weight"
 
@@ -24,6 +24,17 @@ def spoiled(tmp_path, tensors=None, **changes):
         tensors = adapters.table(adapters.halves())
     write_model(path, adapters.metadata(**changes), tensors)
     return path
+
+
+def test_an_adapter_is_told_from_its_beginning(tmp_path):
+    """Without parsing: models, what merely has the words, short files and none at all are none."""
+    assert looks_like_adapter(adapters.write(tmp_path / "a.gguf"))
+    tiny.write(tmp_path / "model.gguf")
+    words = tiny.keys() | {"general.type": "model", "general.name": "adapter"}
+    write_model(tmp_path / "words.gguf", words, {})
+    (tmp_path / "short.gguf").write_bytes(b"GGUF")
+    for name in ("model", "words", "short", "absent"):
+        assert not looks_like_adapter(tmp_path / f"{name}.gguf")
 
 
 def test_a_header_says_what_is_changed(tmp_path):

@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+import adapters
 import tiny
 from corral.devices.cpu.traits import CPU_TRAITS
 from corral.devices.reference.device import ReferenceDevice
@@ -196,6 +197,18 @@ def test_near_architecture_is_named(tmp_path):
     write_model(tmp_path / "bad.gguf", tiny.keys() | {"general.architecture": "qwen33"}, {})
     with pytest.raises(UnsupportedModel, match="did you mean qwen3"):
         plan(tmp_path / "bad.gguf")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mamba"])
+@WAYS
+def test_an_adapter_is_no_model(tmp_path, way, family):
+    """Its architecture is that of its model, and all else that a model has is not there."""
+    path = tmp_path / "style.gguf"
+    write_model(path, adapters.metadata(family), adapters.table(adapters.halves()))
+    with pytest.raises(InvalidModelFile) as caught:
+        way(path)
+    told = "style.gguf is a LoRA adapter: give a model, and this with --lora"
+    assert str(caught.value) == told
 
 
 def test_another_architecture_is_no_spelling_mistake(tmp_path):

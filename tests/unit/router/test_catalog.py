@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import adapters
 import tiny
 from corral.errors import Closed, InvalidArgument, ModelNotFound
 from corral.router.catalog import Catalog
@@ -99,6 +100,33 @@ def test_folders_presets_and_the_cache_are_one_list(folder, tmp_path):
         assert entries["lost"].header.code == "model_not_found"
         with pytest.raises(ModelNotFound):
             catalog.planned("a")
+
+
+def test_adapters_in_folders_are_no_models(folder, caplog):
+    """They are not listed, nor read; the log names each once, however often folders are read."""
+    adapters.write(folder / "style.gguf")
+    with open_catalog(folder, script := Script()) as catalog:
+        assert names(catalog) == ["a", "b", "c"]
+        assert catalog.reload() == ()
+        assert catalog.wait_until_read(LIMIT_S)
+        with pytest.raises(ModelNotFound):
+            catalog.planned("style")
+    assert sorted(script.asked) == ["a.gguf", "b.gguf", "c.gguf"]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert str(folder / "style.gguf") in told
+    assert "--lora" in told and "adapters = [...]" in told
+
+
+def test_an_adapter_that_a_preset_takes_for_a_model_is_refused(folder):
+    """It stays in the list, for its header says what is wrong with the configuration."""
+    path = adapters.write(folder / "style.gguf")
+    presets = [Preset(name="mine", source=str(path)), Preset(name="style")]
+    with open_catalog(folder, Planner(), *presets) as catalog:
+        header = catalog.planned("mine").header
+    assert (header.code, header.message) == (
+        "invalid_model_file",
+        "style.gguf is a LoRA adapter: give a model, and this with --lora",
+    )
 
 
 def test_names_are_looked_up_by_whoever_can(folder):
