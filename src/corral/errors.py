@@ -19,6 +19,7 @@
     │   ├── DeviceUnavailable      no such device here, or its driver is missing
     │   ├── QueueFull              as many requests wait as may
     │   ├── WorkerLost             the process that held the model is gone
+    │   ├── ModelUnloaded          the model that a request waited for was unloaded
     │   ├── InvalidSession         a saved conversation cannot be used
     │   └── TimeLimitExceeded      nobody answered in time
     ├── LifecycleError             an object was used outside its life
@@ -187,6 +188,12 @@ class WorkerLost(ResourceError):
     """The process that held the model is gone, and what it was computing with it."""
 
     code = "worker_lost"
+
+
+class ModelUnloaded(ResourceError):
+    """The model was unloaded by command while a request waited for it; another loads it again."""
+
+    code = "model_unloaded"
 
 
 class InvalidSession(ResourceError):

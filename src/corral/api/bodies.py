@@ -3,7 +3,7 @@
 import asyncio
 import re
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeVar, get_origin
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +24,8 @@ _MOST_BRACKETS = 1_000_000
 
 
 async def read(request: Request, kind: type[_T], limits: Limits) -> _T:
-    """Return the body of a request as one of the schema's types.
+    """Return the body of a request as one of the schema's types; where nothing is required, no
+    body at all counts as an empty object.
 
     Raises:
         Refused: it is too large, too slow, no JSON, too deep, or a field has a wrong type.
@@ -35,7 +36,17 @@ async def read(request: Request, kind: type[_T], limits: Limits) -> _T:
         raise refused(415, "expected Content-Type: application/json", code="unsupported_media_type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise refused(415, "expected a body without Content-Encoding", code="unsupported_encoding")
-    return decode(await _bytes_of(request, limits), kind, depth=limits.json_depth)
+    body = await _bytes_of(request, limits)
+    if not body and not is_required(kind):
+        return msgspec.convert({}, kind)
+    return decode(body, kind, depth=limits.json_depth)
+
+
+def is_required(kind: type) -> bool:
+    """Whether a body of this type must be sent: it is no object, or has a field without default."""
+    if not issubclass(get_origin(kind) or kind, msgspec.Struct):
+        return True
+    return any(field.required for field in msgspec.structs.fields(kind))
 
 
 def _is_from_page(request: Request) -> bool:

@@ -17,6 +17,7 @@ from corral.errors import (
     InvalidArgument,
     LifecycleError,
     ModelNotFound,
+    ModelUnloaded,
     OutOfMemory,
     QueueFull,
     WorkerLost,
@@ -94,7 +95,7 @@ def problem_of(error: Exception, *, names: Mapping[str, str] | None = None) -> P
             return Problem(400, str(error), param=field_name, code=error.code)
         case OutOfMemory():
             return _memory_problem(error)
-        case QueueFull():
+        case QueueFull() | ModelUnloaded():
             return _unavailable(error, _RETRY_SOON_S)
         case WorkerLost():
             return _unavailable(error, _RETRY_LATER_S)

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from corral.api.bodies import is_required
 from corral.api.routing import ApiRoute, get, json_reply
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -76,7 +77,7 @@ def _operation(route: ApiRoute, path: str) -> dict[str, object]:
         ]
     if route.body is not None:
         told["requestBody"] = {
-            "required": True,
+            "required": is_required(route.body),
             "content": {"application/json": {"schema": _schema(route.body)}},
         }
     return told

@@ -15,9 +15,9 @@ from corral.errors import (
     Closed,
     CorralError,
     ModelNotFound,
+    ModelUnloaded,
     OutOfMemory,
     QueueFull,
-    ResourceError,
 )
 from corral.memory.ledger import format_bytes
 from corral.router.admission import Admission, Decide
@@ -119,7 +119,7 @@ class Residents:
         if residence.state is _State.READY:
             self._moves.drain(residence, kind, f"{kind.value} by request")
         elif residence.state in (_State.PLANNING, _State.LOADING):
-            self._register.deny_all(residence, ResourceError(f"{model} was unloaded meanwhile"))
+            self._register.deny_all(residence, ModelUnloaded(f"{model} was unloaded meanwhile"))
             if residence.state is _State.LOADING:
                 self._moves.end(residence, kind, "unloaded by request", is_there=True)
             else:

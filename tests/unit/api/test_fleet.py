@@ -236,6 +236,42 @@ def test_models_are_loaded_and_unloaded_by_command(fleet):
     assert ask.post("/models/reload").json()["changes"] == ["4 models"]
 
 
+def test_what_needs_no_field_needs_no_body(fleet):
+    """`curl -X POST` sends none; where a field is required, and from a page, it is refused."""
+    _played, ask = fleet
+    (told,) = ask(("POST", "/models/reload", {}))
+    assert told.json() == {"success": True, "changes": ["4 models"]}
+    (told,) = ask(("POST", "/models/load", {}))
+    assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_json")
+    (told,) = ask(("POST", "/models/reload", {"content": b"{"}))
+    assert (told.status_code, told.json()["error"]["code"]) == (400, "invalid_json")
+    (told,) = ask(("POST", "/models/reload", {"headers": {"Origin": BASE}}))
+    assert told.status_code == 415
+    paths = ask.get("/openapi.json").json()["paths"]
+    bodies = {path: paths[path]["post"]["requestBody"] for path in ("/models/reload", "/plan")}
+    assert {path: body["required"] for path, body in bodies.items()} == {
+        "/models/reload": False,
+        "/plan": True,
+    }
+
+
+def test_who_waits_for_a_model_that_is_unloaded_is_told_to_come_again():
+    """The command wins; the next request has the model loaded again."""
+    with Played(entry("a", 40), loads_at_once=False) as played:
+        ask, replies = Asked(played), []
+        asking = threading.Thread(
+            target=lambda: replies.append(ask.post("/v1/completions", model="a", prompt="x"))
+        )
+        asking.start()
+        until(lambda: played.children and played.router.model_status("a").waiting == 1)
+        played.router.unload("a")
+        asking.join(30)
+        (reply,) = replies
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        error = reply.json()["error"]
+        assert (error["code"], error["message"]) == ("model_unloaded", "a was unloaded meanwhile")
+
+
 def test_a_plan_says_what_would_go(fleet):
     """And nothing does."""
     played, ask = fleet

@@ -10,9 +10,9 @@ from corral.errors import (
     InvalidModelFile,
     MemoryTaken,
     ModelNotFound,
+    ModelUnloaded,
     OutOfMemory,
     QueueFull,
-    ResourceError,
     WorkerLost,
 )
 from corral.router.effects import Deny, Find, Grant, Look
@@ -587,8 +587,22 @@ def test_an_unload_ends_a_load():
     world.settle()
     world.unload("a")
     world.settle()
-    assert isinstance(world.denied[ticket], ResourceError)
+    assert isinstance(world.denied[ticket], ModelUnloaded)
     assert (world.state("a"), world.processes) == (S.UNLOADED, {})
+
+
+def test_a_pinned_model_is_unloaded_by_command_and_stays_pinned():
+    """A pin is for those that need room, not for who says what is to go."""
+    world = three()
+    world.pin("a")
+    for _ in range(2):
+        world.load("a")
+        world.settle()
+        assert world.state("a") is S.READY
+        assert world.status("a").is_pinned
+        world.unload("a")
+        world.settle()
+        assert world.state("a") is S.UNLOADED
 
 
 def test_only_so_many_may_wait():
