@@ -9,6 +9,7 @@
     ├── ModelError                 the file is at fault
     │   ├── InvalidModelFile       not GGUF, truncated, or it contradicts itself
     │   ├── InvalidAdapter         no LoRA adapter, or one of another model
+    │   ├── NotFinite              it computed what is no number
     │   ├── UnsupportedModel       a legal file with something corral does not run
     │   ├── TokenizerError         the vocabulary cannot be used
     │   └── TemplateError          the chat template is broken or exceeds its limits
@@ -111,6 +112,12 @@ class InvalidAdapter(ModelError):
     """The file is no LoRA adapter, contradicts itself, or does not belong to the model."""
 
     code = "invalid_adapter"
+
+
+class NotFinite(ModelError):
+    """The model, or an adapter of it, made a value that is NaN or infinite."""
+
+    code = "not_finite"
 
 
 class UnsupportedModel(ModelError):

@@ -15,6 +15,11 @@ class Usable(Protocol):
     """An adapter that is loaded."""
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
     def slot(self) -> int:
         """Its place in the tables that devices read."""
         ...
@@ -39,6 +44,14 @@ class AdapterUse:
 
 
 Uses = tuple[AdapterUse, ...]
+
+
+def overflow_advice(adapters: Uses) -> str:
+    """Return what is likely at fault where numbers overflowed, and what to do about it."""
+    if not adapters:
+        return "the weights are damaged or overflow, try another quantization of the model"
+    named = ", ".join(f"{use.adapter.name} (scale {use.scale:g})" for use in adapters)
+    return f"it ran with LoRA adapters: {named}; use smaller scales, or try it without them"
 
 
 class AdapterOwner(Protocol):

@@ -4,9 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.contract.questions import EmbeddingAnswer
+from corral.engine.adapter_use import Uses, overflow_advice
 from corral.engine.opened import OpenedModel
 from corral.engine.runner import NO_EMBEDDINGS
-from corral.errors import ModelError, UnsupportedModel
+from corral.errors import NotFinite, UnsupportedModel
 
 _POOLINGS = ("none", "mean", "cls", "last", "rank")
 """Kinds of pooling by the number that files give."""
@@ -33,17 +34,17 @@ def require_embeddings(opened: OpenedModel) -> None:
         )
 
 
-def embedding(vector: NDArray[np.float32], num_tokens: int) -> EmbeddingAnswer:
-    """Return a hidden state as a vector of length 1.
+def embedding(vector: NDArray[np.float32], num_tokens: int, adapters: Uses) -> EmbeddingAnswer:
+    """Return a hidden state, made with adapters, as a vector of length 1.
 
     Raises:
-        ModelError: if it has no direction.
+        NotFinite: if it has no direction.
     """
     wide = vector.astype(np.float64)
     length = float(np.linalg.norm(wide))
     if not 0 < length < np.inf:
-        raise ModelError(
-            f"the hidden state has length {length}; expected a finite one above 0: the weights are "
-            "damaged or overflow, try another quantization of the model"
+        raise NotFinite(
+            f"the hidden state has length {length}; expected a finite one above 0: "
+            f"{overflow_advice(adapters)}"
         )
     return EmbeddingAnswer((wide / length).astype("<f4").tobytes(), num_tokens)

@@ -397,4 +397,4 @@ class Engine:
         """End a sequence whose keys and values may be wrong, so that nobody else sees them."""
         self._cache.forget(sequence)
         self._finish(sequence, FinishReason.ERROR)
-        self._landed.append(Emission(sequence, None, translated(error, what)))
+        self._landed.append(Emission(sequence, None, translated(error, what, sequence.adapters)))

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.contract.events import TokenLogprobs
+from corral.engine.adapter_use import Uses, overflow_advice
 from corral.engine.scheduler import Slice
 from corral.engine.sequence import Sequence
-from corral.errors import CorralError, InternalError, ModelError
+from corral.errors import CorralError, InternalError, NotFinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +45,20 @@ def chosen_token(token: int) -> int:
     """Return the token that the device chose.
 
     Raises:
-        ModelError: if there was none to choose.
+        NotFinite: if there was none to choose.
     """
     if token < 0:
-        raise ModelError(
-            "the model computed a logit that is no finite number; expected finite ones: the "
-            "weights are damaged or overflow, try another quantization of the model"
-        )
+        raise NotFinite("the model computed a logit that is no finite number; expected finite ones")
     return token
 
 
-def translated(error: Exception, what: str) -> CorralError:
-    """Return an error of corral's for one of any kind that came while something was done."""
+def translated(error: Exception, what: str, adapters: Uses) -> CorralError:
+    """Return an error of corral's for one of any kind that came while something was done.
+
+    One of numbers says what to do about them, which depends on the adapters that were used.
+    """
+    if isinstance(error, NotFinite):
+        error.args = (f"{error}: {overflow_advice(adapters)}",)
     if isinstance(error, CorralError):
         return error
     found = InternalError(f"{what} failed: {type(error).__name__}: {error}")

@@ -330,7 +330,8 @@ class EngineService:
             try:
                 if emission.error is not None or emission.vector is None:
                     raise emission.error or InternalError("a vector was wanted, and none came")
-                self._settle_vector(coming, embedding(emission.vector, sequence.num_prompt))
+                answer = embedding(emission.vector, sequence.num_prompt, sequence.adapters)
+                self._settle_vector(coming, answer)
             except Exception as error:
                 self._settle_vector(coming, error)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.errors import InvalidArgument, ModelError
+from corral.errors import InvalidArgument, ModelError, NotFinite
 
 Logits = NDArray[np.float32]
 
@@ -83,7 +83,8 @@ def require_finite(highest: float, logits: Logits) -> None:
     """Check the highest logit, which is NaN as soon as any is.
 
     Raises:
-        ModelError: it is NaN or infinite.
+        NotFinite: it is NaN or plus infinity.
+        ModelError: it is minus infinity.
     """
     if -np.inf < highest < np.inf:
         return
@@ -93,9 +94,8 @@ def require_finite(highest: float, logits: Logits) -> None:
             "one: allow more tokens, or check the model file"
         )
     bad = int(np.flatnonzero(~(logits < np.inf))[0])
-    raise ModelError(
-        f"the model computed the logit {logits[bad]} for token {bad}; expected finite numbers: "
-        "the weights are damaged or overflow, try another quantization of the model"
+    raise NotFinite(
+        f"the model computed the logit {logits[bad]} for token {bad}; expected finite numbers"
     )
 
 

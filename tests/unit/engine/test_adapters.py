@@ -10,7 +10,7 @@ import corral
 import tiny
 from corral.contract.sampling import SamplingParams
 from corral.devices.cpu.device import CpuDevice
-from corral.errors import InvalidAdapter, InvalidArgument, OutOfMemory, UnsupportedModel
+from corral.errors import InvalidAdapter, InvalidArgument, NotFinite, OutOfMemory, UnsupportedModel
 from corral.gguf import write_model
 from corral.quant.types import DType
 from golden import nmse
@@ -303,3 +303,17 @@ def test_weights_without_products_cannot_be_attached(load, tmp_path):
     write_model(tmp_path / "x.gguf", adapters.metadata(), adapters.table(pairs))
     with pytest.raises(UnsupportedModel, match=r"extra\.weight"):
         model.adapters.load(tmp_path / "x.gguf")
+
+
+def test_an_overflow_is_blamed_on_the_adapter(load, tmp_path):
+    """Numbers that are none after an adapter name it and its scale; without it all is well."""
+    pairs = adapters.halves(targets=("output", "attn_q"))
+    pairs["output.weight"] = tuple(half * np.float32(1e18) for half in pairs["output.weight"])
+    path = tmp_path / "large.gguf"
+    write_model(path, adapters.metadata(), adapters.table(pairs))
+    model = load()
+    model.adapters.load(path, scale=1000.0)
+    with pytest.raises(NotFinite, match=r"large \(scale 1000\); use smaller scales") as refused:
+        text(model)
+    assert "quantization" not in str(refused.value)
+    assert len(text(model, adapters=[])) > 0

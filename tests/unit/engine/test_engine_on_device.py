@@ -7,7 +7,7 @@ import tiny
 from corral.contract.events import FinishReason
 from corral.devices import registry
 from corral.engine.batch import Rows
-from corral.errors import ContextExceeded, ModelError, ResourceError
+from corral.errors import ContextExceeded, NotFinite, ResourceError
 from corral.kv.table import BlockTable
 from corral.quant.types import DType
 from loaded import Recorder, prompt
@@ -155,7 +155,7 @@ def test_nan_logits_end_their_sequence_only(load, tmp_path):
     errors = []
     while other.finish_reason is None:
         errors += [emission for emission in loaded.engine.step() if emission.error is not None]
-    assert [(e.sequence, e.token, type(e.error)) for e in errors] == [(lost, None, ModelError)]
+    assert [(e.sequence, e.token, type(e.error)) for e in errors] == [(lost, None, NotFinite)]
     assert lost.finish_reason is FinishReason.ERROR
     assert other.tokens[len(clean) :] == expected
     # The blocks that hold NaN are handed out again: nothing behind a sequence's end may be read.
