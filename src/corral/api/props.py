@@ -63,7 +63,7 @@ def _slot(number: int, slot: SlotState | None, runs: Description) -> dict[str, o
             "id_task": slot.request_id,
             "n_prompt_tokens": slot.prompt_tokens,
             "n_prompt_tokens_cache": slot.cached_tokens,
-            "n_prompt_tokens_processed": slot.computed_tokens,
+            "n_prompt_tokens_processed": min(slot.computed_tokens, slot.prompt_tokens),
             "n_decoded": slot.generated_tokens,
             "n_past": slot.computed_tokens - slot.dropped_tokens,
             "truncated": slot.dropped_tokens > 0,

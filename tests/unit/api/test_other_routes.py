@@ -77,6 +77,16 @@ def test_properties_and_slots(ask):
     assert ask.get("/slots?fail_on_no_slot=1").status_code == 200
 
 
+def test_slots_count_a_prompt_apart_from_its_answer(ask, service, monkeypatch):
+    """No more of a prompt is processed than it has, however long the answer, shifted or not."""
+    runs = (SlotState("reads", 40, 10, 20, 0), SlotState("shifted", 3, 0, 448, 446, 384))
+    monkeypatch.setattr(service, "_statistics", lambda: ServiceStatistics(slots=runs))
+    reads, shifted, *_ = ask.get("/slots").json()
+    assert (reads["n_prompt_tokens"], reads["n_prompt_tokens_processed"]) == (40, 20)
+    assert (shifted["n_prompt_tokens"], shifted["n_prompt_tokens_processed"]) == (3, 3)
+    assert (shifted["n_past"], shifted["n_decoded"], shifted["truncated"]) == (64, 446, True)
+
+
 def test_metrics_can_be_parsed_and_add_up(ask):
     """Prometheus reads every series, under the names that dashboards know."""
     chat = ("POST", "/v1/completions", {"json": {"prompt": "echo a b"}})
