@@ -8,6 +8,7 @@ from corral.api.bodies import read
 from corral.api.routing import ApiRoute, get, json_reply, post
 from corral.api.schema import LoraScale
 from corral.api.serving import serving_of
+from corral.contract.messages import check_adapters
 from corral.contract.questions import AdaptersAnswer, AdaptersQuestion
 
 _PATH = "/lora-adapters"
@@ -26,7 +27,9 @@ async def list_adapters(request: Request) -> Response:
 async def scale_adapters(request: Request) -> Response:
     """Set what each adapter counts for requests without `lora`; those left out count nothing."""
     body = await read(request, list[LoraScale], serving_of(request).settings.limits)
-    return await _answer(request, AdaptersQuestion(translate.adapters(body)))
+    scales = translate.adapters(body)
+    check_adapters("", scales)  # the body itself is the list, so its items have no other name
+    return await _answer(request, AdaptersQuestion(scales))
 
 
 async def _answer(request: Request, question: AdaptersQuestion) -> Response:

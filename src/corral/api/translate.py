@@ -42,7 +42,6 @@ from corral.contract.sampling import SamplingParams
 _PARAMS = {
     "dry_last_n": "dry_penalty_last_n",
     "dry_breakers": "dry_sequence_breakers",
-    "adapters": "lora",
 }
 _PARAMS_OF: dict[type, Mapping[str, str]] = {
     ChatBody: {**_PARAMS, "logprobs": "top_logprobs"},

@@ -170,7 +170,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(getattr(self, field), bool):
                 refuse(field, getattr(self, field), "true or false")
         check_text("namespace", self.namespace, longest=MAX_NAME_CHARACTERS)
-        check_adapters("adapters", self.adapters)
+        check_adapters("lora", self.adapters)  # as every client calls it
         _check_constraint(self.constraint)
         _check_tool_choice(self.tool_choice)
         if not isinstance(self.sampling, SamplingParams):

@@ -63,3 +63,22 @@ def test_refuses_a_request_by_name(ask, lora):
     refused = ask.post("/completion", prompt="hi", lora=lora)
     assert refused.status_code == 400
     assert "lora" in str(refused.json()["error"]["param"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ([{"id": 0, "scale": 1e9}], "[0].scale"),
+        ([{"id": 0, "scale": 1.0}, {"id": -1, "scale": 1.0}], "[1].id"),
+        ([{"id": 0, "scale": 1.0}, {"id": 0, "scale": 2.0}], "[1].id"),
+    ],
+)
+def test_fields_are_called_as_clients_write_them(ask, wrong, param):
+    """What sets scales is a list; what a request has is a list under `lora`."""
+    place, _, key = param.partition(".")
+    refused = ask("POST", "/lora-adapters", json=wrong).json()["error"]
+    assert refused["param"] == param
+    assert refused["message"].startswith(f"{place} {key} is ")
+    refused = ask.post("/completion", prompt="hi", lora=wrong).json()["error"]
+    assert refused["param"] == f"lora{param}"
+    assert refused["message"].startswith(f"lora{place} {key} is ")
