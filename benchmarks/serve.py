@@ -28,6 +28,7 @@ from serve_servers import (
     Setting,
     corral_command,
     free_port,
+    measured,
     peer_command,
     processors,
     serving,
@@ -62,17 +63,15 @@ def loaded(
     server: Server, load: Child, args: argparse.Namespace, clients: int, *, seed: int, count: int
 ) -> Reply:
     """Load a server once with so many requests; return what its clients saw and what it took."""
-    before = {one.name: one.cpu_s for one in server.held()}
-    found = load.measure(
-        test="load",
-        port=server.port,
+    found, used = measured(
+        server,
+        load,
         clients=clients,
         seed=seed,
         count=count,
         seconds=3600.0,
         shared=args.shared,
     )
-    used = {one.name: one.cpu_s - before.get(one.name, 0.0) for one in server.held()}
     time.sleep(PAUSE_S)
     tokens = found["prompt_tokens"] + found["generated_tokens"]
     return found | {

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from children import Child, Reply
 from machine import machine
-from serve_servers import HERE, OURS, Server, free_port, kv_blocks_used, serving
+from serve_servers import HERE, OURS, Server, free_port, kv_blocks_used, measured, serving
 
 WANTED = 0.85
 """Of the engine alone."""
@@ -111,17 +111,15 @@ def loaded(
     server: Server, load: Child, args: argparse.Namespace, lengths: dict, *, count: int, seed: int
 ) -> Reply:
     """Send so many requests, and return what clients saw and processes took."""
-    before = {one.name: one.cpu_s for one in server.held()}
-    found = load.measure(
-        test="load",
-        port=server.port,
+    found, used = measured(
+        server,
+        load,
         clients=args.clients,
         seed=seed,
         count=count,
         seconds=CHILD_S,
         **lengths,
     )
-    used = {one.name: one.cpu_s - before.get(one.name, 0.0) for one in server.held()}
     return found | {"busy": {n: round(s / found["seconds"], 3) for n, s in used.items()}}
 
 

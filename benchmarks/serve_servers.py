@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from children import Child, Reply
+
 HERE = Path(__file__).parent
 OURS, PEER = "corral", "llama.cpp"
 START_S = 300.0
@@ -132,6 +134,14 @@ def own_bytes(status: str) -> int:
 def kv_blocks_used(server: Server) -> int:
     """Return how many blocks corral's requests hold now."""
     return int(json.loads(server.get("/corral/status"))["kv"]["used_blocks"])
+
+
+def measured(server: Server, load: Child, **asked: object) -> tuple[Reply, dict[str, float]]:
+    """Load a server; return what its clients saw, and the processor time of each process."""
+    before = {one.name: one.cpu_s for one in server.held()}
+    found = load.measure(test="load", port=server.port, **asked)
+    used = {one.name: one.cpu_s - before.get(one.name, 0.0) for one in server.held()}
+    return found, used
 
 
 def free_port() -> int:

@@ -82,6 +82,18 @@ class Loaded:
         assert self.ledger.statistics() == ()
 
 
+def logits_together(path, devices, layers, limits, *, max_tokens=6, temperature=0.0):
+    """Return the logits of three answers that are made together, row by row."""
+    loaded = Loaded(path, devices, limits, layers=layers)
+    recorder = Recorder.on(loaded)
+    sequences = [
+        loaded.submit(prompt(length), max_tokens, temperature=temperature) for length in (40, 3, 17)
+    ]
+    loaded.finish(*sequences)
+    loaded.close()
+    return np.concatenate([np.stack(recorder.logits[sequence]) for sequence in sequences])
+
+
 class Recorder:
     """Passes batches on to a runner and keeps the logits of each sequence."""
 

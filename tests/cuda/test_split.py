@@ -12,7 +12,7 @@ from corral.devices import registry
 from corral.models.footprint import Limits
 from corral.quant.types import DType
 from golden import nmse
-from loaded import Loaded, Recorder, prompt
+from loaded import Loaded, logits_together, prompt
 
 LIMITS = Limits(context=128, parallel=3, chunk=16, outputs=4)
 LAYERS = {"llama": 4, "gemma3": 7}
@@ -50,18 +50,6 @@ def opened(stack, *names):
     return tuple(stack.enter_context(registry.open(name)) for name in names)
 
 
-def logits(path, devices, layers, max_tokens=6):
-    """Return the logits of three answers that are made together, row by row."""
-    loaded = Loaded(path, devices, LIMITS, layers=layers)
-    recorder = Recorder.on(loaded)
-    sequences = [
-        loaded.submit(prompt(length), max_tokens, temperature=0.0) for length in (40, 3, 17)
-    ]
-    loaded.finish(*sequences)
-    loaded.close()
-    return np.concatenate([np.stack(recorder.logits[sequence]) for sequence in sequences])
-
-
 @pytest.mark.parametrize(
     ("family", "runs"),
     [
@@ -75,8 +63,8 @@ def test_two_backends_on_one_card_compute_what_one_does(deep, family, runs):
     """To the bit, in chunks and batches; rows cross on events."""
     with ExitStack() as stack:
         devices = opened(stack, *["cuda:0"] * len(runs))
-        whole = logits(deep[family], devices[:1], (range(LAYERS[family]),))
-        assert np.array_equal(logits(deep[family], devices, runs), whole)
+        whole = logits_together(deep[family], devices[:1], (range(LAYERS[family]),), LIMITS)
+        assert np.array_equal(logits_together(deep[family], devices, runs, LIMITS), whole)
 
 
 @pytest.mark.parametrize("family", LAYERS)
@@ -88,8 +76,9 @@ def test_the_first_layers_may_be_on_the_cpu(deep_floats, family):
     layers = LAYERS[family]
     with ExitStack() as stack:
         cpu, card = opened(stack, "cpu", "cuda:0")
-        whole = logits(deep_floats[family], (card,), (range(layers),), 1)
-        found = logits(deep_floats[family], (cpu, card), (range(2), range(2, layers)), 1)
+        path, parts = deep_floats[family], (range(2), range(2, layers))
+        whole = logits_together(path, (card,), (range(layers),), LIMITS, max_tokens=1)
+        found = logits_together(path, (cpu, card), parts, LIMITS, max_tokens=1)
         assert nmse(found, whole) <= HIGHEST_NMSE
 
 

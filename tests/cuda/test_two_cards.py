@@ -16,7 +16,7 @@ from corral.devices.nvml import process_nvml
 from corral.models.footprint import Limits
 from corral.quant.types import DType
 from golden import FAMILIES, GOLDEN, HIGHEST_FLOAT_NMSE, needs_golden, nmse, write_architecture
-from loaded import Loaded, Recorder, prompt
+from loaded import logits_together
 from running_fleet import fleets
 from served import until
 from smollm2 import HIGHEST_KL, cases, demo_path, mean_kl, needs_demo
@@ -50,18 +50,11 @@ def test_two_cards_compute_what_one_does(deep):
     """To the bit, in chunks and batches; rows cross from card to card."""
     limits = Limits(context=128, parallel=3, chunk=16, outputs=4)
 
-    def logits(devices, layers):
-        loaded = Loaded(deep, devices, limits, layers=layers)
-        recorder = Recorder.on(loaded)
-        sequences = [loaded.submit(prompt(n), 6, temperature=0.0) for n in (40, 3, 17)]
-        loaded.finish(*sequences)
-        loaded.close()
-        return np.concatenate([np.stack(recorder.logits[each]) for each in sequences])
-
     with registry.open(CARDS[0]) as first, registry.open(CARDS[1]) as second:
-        whole = logits((first,), (range(LAYERS),))
+        whole = logits_together(deep, (first,), (range(LAYERS),), limits)
         for cut in range(1, LAYERS):
-            parts = logits((first, second), (range(cut), range(cut, LAYERS)))
+            runs = (range(cut), range(cut, LAYERS))
+            parts = logits_together(deep, (first, second), runs, limits)
             assert np.array_equal(parts, whole)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.errors import InvalidAdapter
-from corral.lora.placing import LANES, up
+from corral.lora.placing import up
 from corral.lora.values import Matrix
-from corral.tensor.attach import UNIT_RANKS
+from corral.tensor.attach import LANES, UNIT_RANKS
 
 _LARGEST = 3e38
 

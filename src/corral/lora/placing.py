@@ -4,10 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from corral.lora.adapter import Adapter, Pair
-from corral.tensor.attach import UNIT_RANKS, AdapterRoom, Attachment
+from corral.tensor.attach import LANES, UNIT_RANKS, AdapterRoom, Attachment
 
-LANES = 16
-"""Rows of B that lie side by side."""
 _ALIGNMENT = 64
 _HALF_BYTES = 2
 _LEAST_SLOTS = 4

@@ -18,6 +18,8 @@ from corral.tensor.tensor import Extent, Tensor
 
 UNIT_RANKS = 8
 """Ranks that are kept and computed together; an adapter's rank is padded to whole units."""
+LANES = 16
+"""Rows of B that lie side by side; the last of them are padded with zeros."""
 SPAN_WORDS = 5
 """I32 of a span: its first row, the row behind its last, the adapter's slot, its first unit in what
 LORA_DOWN gives, and the bits of its F32 scale. The first row of the input holds the number of

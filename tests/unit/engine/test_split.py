@@ -18,7 +18,7 @@ from corral.memory.ledger import Ledger
 from corral.memory.traits import HOST
 from corral.models.footprint import Limits, write_graph
 from corral.models.split import design_split
-from loaded import Loaded, Recorder, load_parts, prompt
+from loaded import Loaded, load_parts, logits_together, prompt
 
 LIMITS = Limits(context=96, parallel=3, chunk=16, outputs=4)
 LAYERS = {"llama": 4, "gemma3": 7}
@@ -40,13 +40,8 @@ def deep(tmp_path_factory):
 
 
 def logits(path, devices, layers):
-    """Return the logits of three answers that are made together, row by row."""
-    loaded = Loaded(path, devices, LIMITS, layers=layers)
-    recorder = Recorder.on(loaded)
-    sequences = [loaded.submit(prompt(length), 6) for length in (40, 3, 17)]
-    loaded.finish(*sequences)
-    loaded.close()
-    return np.concatenate([np.stack(recorder.logits[sequence]) for sequence in sequences])
+    """Return the logits of three answers whose tokens depend on every logit."""
+    return logits_together(path, devices, layers, LIMITS, temperature=1.0)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ from numpy.typing import NDArray
 
 from corral.devices.host import array_at
 from corral.devices.reference.storage import Floats
-from corral.tensor.attach import UNIT_RANKS
+from corral.tensor.attach import LANES, UNIT_RANKS
 from corral.tensor.tensor import Tensor
-
-_LANES = 16
-"""Rows of B that lie side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class _Span:
     def matrix_b(self, rows: int) -> Floats:
         """Return B: (rows, ranks)."""
         ranks = self.units * UNIT_RANKS
-        packed = array_at(self.b, (-(-rows // _LANES), ranks, _LANES), np.float16)
+        packed = array_at(self.b, (-(-rows // LANES), ranks, LANES), np.float16)
         return packed.transpose(0, 2, 1).reshape(-1, ranks)[:rows].astype(np.float32)
 
 

@@ -24,7 +24,7 @@ from corral.devices.cpu.simd import (
     low_word,
     splat,
 )
-from corral.tensor.attach import ADAPTER_WORDS, SPAN_WORDS, UNIT_RANKS
+from corral.tensor.attach import ADAPTER_WORDS, LANES, SPAN_WORDS, UNIT_RANKS
 
 DOWN_FIELDS = ("x", "out", "x_stride", "out_stride", "columns", "spans", "adapters")
 """Addresses of F32 rows and of the result; bytes from a row to the next; columns of x; addresses of
@@ -34,7 +34,6 @@ UP_FIELDS = ("y", "down", "y_stride", "down_stride", "columns", "spans", "adapte
 
 _TILE = 4
 """Rows that share what is read of an adapter."""
-_LANES = 16
 _HALF_BYTES = 2
 _CHAINS = 2
 """Sums that run side by side."""
@@ -111,7 +110,7 @@ def _down(k: Kernel, a: Fields, span: _Span, unit: Value, row: Value, size: int)
 def lora_up(k: Kernel, record: Value, thread: Value, threads: Value) -> None:
     """Add B · (A · x), times the scale, to the rows that have adapters."""
     a = k.fields(record, UP_FIELDS)
-    first, last = k.split((a.columns + (_LANES - 1)) // _LANES, thread, threads)
+    first, last = k.split((a.columns + (LANES - 1)) // LANES, thread, threads)
     with _each_span(k, a.spans, a.adapters) as span:
         tiles_end = span.end - (span.end - span.first) % _TILE
         with k.range(first, last) as block:
@@ -122,21 +121,21 @@ def lora_up(k: Kernel, record: Value, thread: Value, threads: Value) -> None:
 
 
 def _up(k: Kernel, a: Fields, span: _Span, block: Value, row: Value, size: int) -> None:
-    weights = span.b + block * (span.units * (UNIT_RANKS * _LANES * _HALF_BYTES))
+    weights = span.b + block * (span.units * (UNIT_RANKS * LANES * _HALF_BYTES))
     down = a.down + row * a.down_stride + span.unit * (4 * UNIT_RANKS)
-    totals = [[k.variable(f32.x(_LANES), 0.0) for _ in range(_CHAINS)] for _ in range(size)]
+    totals = [[k.variable(f32.x(LANES), 0.0) for _ in range(_CHAINS)] for _ in range(size)]
     with k.range(0, span.units) as unit:
         for n in range(UNIT_RANKS):
             rank = unit * UNIT_RANKS + n
-            halves = k.load(f16.x(_LANES), weights + rank * (_LANES * _HALF_BYTES))
+            halves = k.load(f16.x(LANES), weights + rank * (LANES * _HALF_BYTES))
             column = convert(halves, f32)
             for t in range(size):
-                value = k.broadcast(f32.x(_LANES), down + a.down_stride * t + rank * 4)
+                value = k.broadcast(f32.x(LANES), down + a.down_stride * t + rank * 4)
                 total = totals[t][n % _CHAINS]
                 total.value = fma(column, value, total.value)
-    scale = splat(span.scale, _LANES)
+    scale = splat(span.scale, LANES)
     for t, (evens, odds) in enumerate(totals):
-        y = a.y + (row + t) * a.y_stride + block * (4 * _LANES)
-        count = a.columns - block * _LANES
-        before = k.load_first(f32.x(_LANES), y, count)
+        y = a.y + (row + t) * a.y_stride + block * (4 * LANES)
+        count = a.columns - block * LANES
+        before = k.load_first(f32.x(LANES), y, count)
         k.store_first(y, fma(evens.value + odds.value, scale, before), count)
